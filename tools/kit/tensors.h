@@ -54,6 +54,11 @@ template <class F>
 void for_each_output(AppendParams&, const F&) {}
 
 template <class F>
+void for_each_output(AppendRopeParams& p, const F& f) {
+  f(p.q_out);
+}
+
+template <class F>
 void for_each_output(AppendIndexerParams&, const F&) {}
 
 template <class F>

@@ -24,6 +24,8 @@ struct CheckLog {
   double worst_reference = 0.0;       ///< against the float64 reference
   int64_t num_rows = 0;               ///< cached rows and keys that were compared with the activations
   double worst_row = 0.0;             ///< the largest of their errors, as a share of the tolerance
+  int64_t num_queries = 0;            ///< heads' queries that were compared with the activations
+  double worst_query = 0.0;           ///< as worst_row
   std::vector<std::string> failures;  ///< one sentence for each comparison that failed; the first ten
 
   bool failed() const { return !failures.empty(); }
@@ -32,7 +34,12 @@ struct CheckLog {
   void note(double error, double& worst, const std::string& what, const char* against);
   /// Does the same for a cached row or key.
   void note_row(double error, double tolerance, const std::string& what);
+  /// Does the same for a head's query.
+  void note_query(double error, double tolerance, const std::string& what);
   void fail(std::string sentence);
+
+ private:
+  void note_share(double error, double tolerance, double& worst, const std::string& what, const char* source);
 };
 
 }  // namespace mla::cli::replay

@@ -145,20 +145,20 @@ TensorView Checker::q_pe(const Sample& sample) const {
 }
 
 // The oracle is slow, so one head must do; which one changes from check to check.
-Status Checker::compare_with_reference(const Sample& sample, const void* absorbed, const void* o) {
+Status Checker::compare_with_reference(const Sample& sample, const TensorView& q_nope, const void* o) {
   const LayerOptions& options = layer_.options();
   const int64_t heads = options.model.num_attention_heads, rank = options.model.kv_lora_rank;
   const int64_t head = log_.num_checks % heads;
   std::vector<float> expected(static_cast<size_t>(rank));
   TensorView pe = q_pe(sample);
   if (pe.given()) pe = slice(pe, 1, head, kReferenceHeads);
-  const TensorView q_nope = slice(latent_row(absorbed), 1, head, kReferenceHeads);
+  const TensorView one = slice(q_nope, 1, head, kReferenceHeads);
   const TensorView out = contiguous(expected.data(), DType::kF32, {1, kReferenceHeads, rank});
   Status status =
       sample.slots != nullptr
-          ? layer_.decode_slots(reference_, q_nope, pe, contiguous(sample.slots, DType::kI32, {1, layer_.list_width()}),
+          ? layer_.decode_slots(reference_, one, pe, contiguous(sample.slots, DType::kI32, {1, layer_.list_width()}),
                                 out, nullptr)
-          : layer_.decode(reference_, q_nope, pe, std::span(&sample.token, 1), out, nullptr);
+          : layer_.decode(reference_, one, pe, std::span(&sample.token, 1), out, nullptr);
   if (!status.ok()) return status;
   const auto got = to_f32(static_cast<const std::byte*>(o) + head * rank * static_cast<int64_t>(size_of(options.dtype)),
                           options.dtype, rank);
@@ -185,19 +185,39 @@ Status Checker::check_prefill(const Sample& sample) {
   for (int64_t h = 0; h < heads; ++h)
     log_.note(relative_error(sample.out + h * v_dim, out_.as<float>() + h * v_dim, v_dim), log_.worst_other_way,
               fmt::format("{}, head {}, prefill", sample.what, h), "absorbed decode");
-  return compare_with_reference(sample, absorbed_.data(), o_.data());
+  return compare_with_reference(sample, latent_row(absorbed_.data()), o_.data());
 }
 
-Status Checker::check_decode(const Sample& sample, const void* absorbed, const void* o) {
+Status Checker::check_decode(const Sample& sample, const Decoded& decoded) {
   ++log_.num_checks;
+  const ModelConfig& model = layer_.options().model;
   const int32_t visible = sample.token.start + 1;
+  if (has_prologue(model)) check_query(sample, decoded);
   if (sample.seed_of)
     if (Status status = check_cached(sample); !status.ok()) return status;
   if (sample.slots != nullptr)
     if (Status status = check_selection(sample); !status.ok()) return status;
   if (sample.slots == nullptr || visible <= layer_.options().topk)
     if (Status status = compare_with_prefill(sample); !status.ok() || layer_.was_cut_short()) return status;
-  return compare_with_reference(sample, absorbed, o);
+  const TensorView q =
+      contiguous(decoded.q, layer_.options().dtype, {1, model.num_attention_heads, int64_t{model.d_qk()}});
+  return compare_with_reference(sample, slice(q, 2, 0, model.kv_lora_rank), decoded.o);
+}
+
+// The latent part goes to attention as it is, the other one turned.
+void Checker::check_query(const Sample& sample, const Decoded& decoded) {
+  const LayerOptions& options = layer_.options();
+  const int64_t heads = options.model.num_attention_heads, rank = options.model.kv_lora_rank;
+  const int64_t d_qk = options.model.d_qk();
+  const std::vector<float> absorbed = to_f32(decoded.absorbed, options.dtype, heads * rank);
+  const std::vector<float> q = to_f32(decoded.q, options.dtype, heads * d_qk);
+  std::vector<float> latent, turned;
+  for (auto head = q.begin(); head != q.end(); head += d_qk) {
+    latent.insert(latent.end(), head, head + rank);
+    turned.insert(turned.end(), head + rank, head + d_qk);
+  }
+  check_queries(sample.what, latent, std::vector<double>(absorbed.begin(), absorbed.end()), heads, log_);
+  check_queries(sample.what, turned, oracle_.query(sample.seed, sample.token.start), heads, log_);
 }
 
 // Returns the keys that the chosen tokens belong to. Where keys stand for several tokens, all tokens of a key must be
@@ -255,7 +275,7 @@ Status Checker::check_cached(const Sample& sample) {
       sample.what + ", key", keys, layer_.keys(reference_, sample.token.pages, keys), of_keys,
       [&](int32_t key) {
         return compressor != nullptr ? oracle_.row(compressor->shape(), sample.seed_of, key)
-                                     : oracle_.key_of(oracle_.latent(sample.seed_of, key));
+                                     : oracle_.key_of(oracle_.projected(sample.seed_of, key));
       },
       log_);
 }

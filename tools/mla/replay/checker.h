@@ -33,20 +33,28 @@ class Checker {
     const float* out = nullptr;
     IndexerQueries indexer = {};     ///< sparse decode: the token's queries of the indexer
     const int32_t* slots = nullptr;  ///< sparse decode: the slots that the token got, [list_width()]
+    uint64_t seed = 0;               ///< of the token
     SeedOf seed_of = {};             ///< of the request's tokens; cached rows are compared with their activations then
+  };
+  /// Holds what decode got and gave: the queries in the latent space, [H, kv_lora_rank], as attention got them, [H,
+  /// d_qk], and the outputs, [H, kv_lora_rank].
+  struct Decoded {
+    const void* absorbed = nullptr;
+    const void* q = nullptr;
+    const void* o = nullptr;
   };
 
   /// Compares a token that prefill computed with absorbed decode, and that with the reference.
   Status check_prefill(const Sample& sample);
-  /// Compares a token that decode computed with up-projected prefill, and with the reference. `absorbed` and `o`, both
-  /// [H, kv_lora_rank], are what decode got and gave. Sparse decode is compared with prefill only where it saw every
-  /// key; which keys it got is judged by the reference's indexer.
-  Status check_decode(const Sample& sample, const void* absorbed, const void* o);
+  /// Compares a token that decode computed with up-projected prefill, and with the reference. Sparse decode is compared
+  /// with prefill only where it saw every key; which keys it got is judged by the reference's indexer.
+  Status check_decode(const Sample& sample, const Decoded& decoded);
 
   const CheckLog& log() const { return log_; }
 
  private:
-  Status compare_with_reference(const Sample& sample, const void* absorbed, const void* o);
+  Status compare_with_reference(const Sample& sample, const TensorView& q_nope, const void* o);
+  void check_query(const Sample& sample, const Decoded& decoded);
   Status compare_with_prefill(const Sample& sample);
   std::vector<int32_t> chosen_keys(const Sample& sample, std::string& wrong) const;
   Status check_selection(const Sample& sample);

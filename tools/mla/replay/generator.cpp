@@ -18,7 +18,8 @@ constexpr float kOutlierGain = 5.0F;
 constexpr float kSinkGain = 0.05F;       // the sink channels of ordinary tokens, and all others of token 0
 constexpr float kSinkSpread = 5.0F;      // of the sink channels, times their gain: equal ones would round all one way
 constexpr float kSinkScore = 9.0F;       // of token 0, scaled: a fifth to a half of the weight at usual lengths
-constexpr float kNormSpread = 0.1F;      // of the compressors' norm weights, around 1
+constexpr float kNormSpread = 0.1F;      // of the norms' weights, around 1
+constexpr float kProjectedGain = 3.0F;   // of what a norm brings to root mean square 1, so that a norm left out shows
 constexpr float kSinkValueGain = 0.03F;  // the sink's value is nearly nothing, as in trained models
 
 // Says what a random stream is for, so that no two streams of a token coincide.
@@ -194,13 +195,42 @@ void Generator::latent(uint64_t token_seed, int32_t position, void* row) const {
   store(values, rank + rope, row);
 }
 
-void Generator::query(uint64_t token_seed, int32_t position, const QueryRow& row) const {
+void Generator::projected_latent(uint64_t token_seed, int32_t position, void* row) const {
+  const int32_t rank = model_.kv_lora_rank, rope = model_.qk_rope_head_dim;
+  float* values = scratch(static_cast<size_t>(rank + rope));
+  fill_normal(mix(token_seed, kLatent), values, rank + rope);
+  shape_row(values, position);
+  if (model_.value_is_row && position == 0)
+    for (int32_t c = rank; c < rank + rope; ++c) values[c] *= kSinkGain;
+  for (int32_t c = 0; c < (model_.value_is_row ? rank + rope : rank); ++c) values[c] *= kProjectedGain;
+  store(values, rank + rope, row);
+}
+
+// Returns the heads' q_nope, and behind them their q_pe, not rotated.
+float* Generator::plain_query(uint64_t token_seed) const {
   const int64_t heads = model_.num_attention_heads, nope = model_.qk_nope_head_dim, rope = model_.qk_rope_head_dim;
-  float* q_nope = scratch(static_cast<size_t>(heads * (nope + rope)));
-  float* q_pe = q_nope + heads * nope;
-  fill_normal(mix(token_seed, kQuery), q_nope, heads * (nope + rope));
-  for (int64_t i = 0; i < heads * nope; ++i) q_nope[i] += sink_query_[static_cast<size_t>(i)];
-  rotate(q_pe, static_cast<int32_t>(heads), position);
+  float* q = scratch(static_cast<size_t>(heads * (nope + rope)));
+  fill_normal(mix(token_seed, kQuery), q, heads * (nope + rope));
+  for (int64_t i = 0; i < heads * nope; ++i) q[i] += sink_query_[static_cast<size_t>(i)];
+  return q;
+}
+
+void Generator::query(uint64_t token_seed, int32_t position, const QueryRow& row) const {
+  float* q = plain_query(token_seed);
+  rotate(q + int64_t{model_.num_attention_heads} * model_.qk_nope_head_dim, model_.num_attention_heads, position);
+  store_query(q, row);
+}
+
+void Generator::projected_query(uint64_t token_seed, const QueryRow& row) const {
+  const int64_t count = int64_t{model_.num_attention_heads} * (model_.qk_nope_head_dim + model_.qk_rope_head_dim);
+  float* q = plain_query(token_seed);
+  for (int64_t i = 0; model_.value_is_row && i < count; ++i) q[i] *= kProjectedGain;
+  store_query(q, row);
+}
+
+void Generator::store_query(const float* q, const QueryRow& row) const {
+  const int64_t heads = model_.num_attention_heads, nope = model_.qk_nope_head_dim, rope = model_.qk_rope_head_dim;
+  const float *q_nope = q, *q_pe = q + heads * nope;
   const auto bytes = static_cast<int64_t>(size_of(dtype_));
   for (int64_t h = 0; h < heads; ++h) {
     store(q_nope + h * nope, nope, static_cast<std::byte*>(row.q_nope) + h * row.q_nope_stride_head * bytes);
@@ -230,9 +260,16 @@ void Generator::projections(uint64_t token_seed, int32_t position, const Compres
 }
 
 std::vector<float> Generator::norm_weight(const CompressorShape& shape) const {
-  if (!shape.norm) return {};
-  std::vector<float> weight(static_cast<size_t>(shape.d_latent));
-  fill_normal(mix(mix(seed_, kNormWeight), shape.id), weight.data(), shape.d_latent);
+  return shape.norm ? norm_weights(shape.id, shape.d_latent) : std::vector<float>();
+}
+
+std::vector<float> Generator::latent_norm_weight() const {
+  return norm_weights(0, model_.value_is_row ? model_.d_qk() : model_.kv_lora_rank);
+}
+
+std::vector<float> Generator::norm_weights(uint64_t id, int32_t count) const {
+  std::vector<float> weight(static_cast<size_t>(count));
+  fill_normal(mix(mix(seed_, kNormWeight), id), weight.data(), count);
   for (float& w : weight) w = 1.0F + kNormSpread * w;
   return weight;
 }

@@ -45,6 +45,12 @@ class Generator {
   void latent(uint64_t token_seed, int32_t position, void* row) const;
   /// Writes the query of one token, q_pe rotated by position. Without projections q_nope is compared with ckv as it is.
   void query(uint64_t token_seed, int32_t position, const QueryRow& row) const;
+  /// Writes what the projections give of a token before its row is normalized and both are rotated. Normalized are the
+  /// channels of latent_norm_weight(), and without projections the heads of the query: these channels are larger here.
+  void projected_latent(uint64_t token_seed, int32_t position, void* row) const;
+  void projected_query(uint64_t token_seed, const QueryRow& row) const;
+  /// Returns the weights of the norm of latent rows: of the whole row, if it is its own value, else of ckv.
+  std::vector<float> latent_norm_weight() const;
 
   /// Writes the query of one token for the sparse indexer number `indexer`, e4m3 [heads, kIndexerLayout.head_dim], and
   /// its weights [heads] f32.
@@ -63,6 +69,9 @@ class Generator {
 
  private:
   void make_sink_query();
+  float* plain_query(uint64_t token_seed) const;
+  void store_query(const float* q, const QueryRow& row) const;
+  std::vector<float> norm_weights(uint64_t id, int32_t count) const;
   void shape_row(float* values, int32_t position) const;
   void rotate(float* channels, int32_t heads, int32_t position) const;
   void store(const float* values, int64_t count, void* to) const;

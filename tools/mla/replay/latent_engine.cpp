@@ -40,6 +40,7 @@ LatentEngine::LatentEngine(const EngineOptions& options, const Context& context,
   absorbed_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
   o_latent_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
   out_ = rows_buffer(batch, heads * model.v_head_dim, sizeof(float));
+  if (has_prologue(model)) decode_q_ = rows_buffer(batch, heads * model.d_qk(), bytes);
   if (!sparse()) return;
   indexer_q_ = rows_buffer(batch, index_heads() * kIndexerLayout.head_dim, 1);
   indexer_weights_ = rows_buffer(batch, index_heads(), sizeof(float));
@@ -61,10 +62,11 @@ int64_t LatentEngine::memory_needed(const EngineOptions& options) {
   const int64_t compressor = layer.topk > 0 && pooled > 1
                                  ? Compressor::memory_needed(pooled_key_compressor(pooled), layer.compressor_room())
                                  : 0;
-  const int64_t per_request =
-      model.d_qk() * bytes + heads * ((qk + 2 * model.kv_lora_rank) * bytes + v * 4) + partial + indexer;
+  const int64_t queries = qk + 2 * model.kv_lora_rank + (has_prologue(model) ? model.d_qk() : 0);
+  const int64_t per_request = model.d_qk() * bytes + heads * (queries * bytes + v * 4) + partial + indexer;
+  const int64_t angles = int64_t{layer.max_positions} * model.qk_rope_head_dim * 4;
   const int64_t weights = heads * (model.qk_nope_head_dim + v) * model.kv_lora_rank * (bytes + 4);
-  return cache + compressor + Projector::padded_rows(layer.chunk) * per_prompt_token +
+  return cache + compressor + angles + Projector::padded_rows(layer.chunk) * per_prompt_token +
          Projector::padded_rows(options.layer.decode_rows()) * per_request + weights;
 }
 
@@ -80,6 +82,7 @@ TokenRange LatentEngine::add_tokens(const Sequence& sequence, int32_t index, int
                      .query = {},
                      .indexer_row = -1});
     slots_.push_back(page * page_tokens + position % page_tokens);
+    positions_.push_back(position);
   }
   return {.pages = sequence.pages, .start = start, .count = count, .seat = seats_.of(index)};
 }
@@ -87,6 +90,7 @@ TokenRange LatentEngine::add_tokens(const Sequence& sequence, int32_t index, int
 void LatentEngine::generate(const Step& step, std::span<const Sequence> sequences) {
   jobs_.clear();
   slots_.clear();
+  positions_.clear();
   prefill_.clear();
   decode_.clear();
   seats_.update(step, sequences);
@@ -109,19 +113,56 @@ void LatentEngine::generate(const Step& step, std::span<const Sequence> sequence
   }
   place_decode_queries(prefill_rows);
   const int64_t count = std::ssize(jobs_);
-  Compressor* const compressor = layer_.key_compressor();
   team_.run((count + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task, int32_t) {
-    for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
-      const TokenJob& job = jobs_[static_cast<size_t>(i)];
-      generator_.latent(job.seed, job.position, element(latents_, i * model.d_qk(), bytes));
-      generator_.query(job.seed, job.position, job.query);
-      if (compressor != nullptr) compressor->generate(generator_, job.seed, job.position, i);
-      if (job.indexer_row >= 0)
-        generator_.indexer_query(job.seed, 0, index_heads(),
-                                 element(indexer_q_, job.indexer_row * index_heads() * kIndexerLayout.head_dim, 1),
-                                 indexer_weights_.as<float>() + job.indexer_row * index_heads());
-    }
+    for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i)
+      generate_token(jobs_[static_cast<size_t>(i)], i);
   });
+}
+
+// Queries of prompts, whose heads are not as wide as a row of the cache, come rotated: append_rope has no such queries.
+void LatentEngine::generate_token(const TokenJob& job, int64_t index) {
+  const ModelConfig& model = options_.layer.model;
+  std::byte* const row = element(latents_, index * model.d_qk(), size_of(options_.layer.dtype));
+  if (has_prologue(model))
+    generator_.projected_latent(job.seed, job.position, row);
+  else
+    generator_.latent(job.seed, job.position, row);
+  if (has_prologue(model) && index >= first_decode_row())
+    generator_.projected_query(job.seed, job.query);
+  else
+    generator_.query(job.seed, job.position, job.query);
+  if (Compressor* const compressor = layer_.key_compressor(); compressor != nullptr)
+    compressor->generate(generator_, job.seed, job.position, index);
+  if (job.indexer_row < 0) return;
+  const int64_t first = job.indexer_row * index_heads();
+  generator_.indexer_query(job.seed, 0, static_cast<int32_t>(index_heads()),
+                           element(indexer_q_, first * kIndexerLayout.head_dim, 1),
+                           indexer_weights_.as<float>() + first);
+}
+
+// Appends the step's rows. The queries of decode, brought into the latent space, are made ready in the same call.
+Status LatentEngine::append() {
+  const ModelConfig& model = options_.layer.model;
+  const DType dtype = options_.layer.dtype;
+  const int64_t heads = model.num_attention_heads, prefill = first_decode_row(), decode = std::ssize(jobs_) - prefill;
+  if (decode > 0)
+    recorder_.time(Phase::kDecodeProjection, [&] { projector_.absorb(q_nope_.data(), decode, absorbed_.data()); });
+  const auto tokens = [&](int64_t first, int64_t count) {
+    const auto begin = static_cast<size_t>(first), size = static_cast<size_t>(count);
+    return NewTokens{.latents = element(latents_, first * model.d_qk(), size_of(dtype)),
+                     .slots = std::span(slots_).subspan(begin, size),
+                     .positions = std::span(positions_).subspan(begin, size)};
+  };
+  if (!has_prologue(model)) return layer_.append(tokens(0, prefill + decode), {}, Phase::kAppend, &recorder_);
+  if (prefill > 0)
+    if (Status status = layer_.append(tokens(0, prefill), {}, Phase::kPrefillPrologue, &recorder_); !status.ok())
+      return status;
+  if (decode == 0) return {};
+  return layer_.append(tokens(prefill, decode),
+                       {.q_nope = contiguous(absorbed_.data(), dtype, {decode, heads, model.kv_lora_rank}),
+                        .q_pe = contiguous(q_pe_.data(), dtype, {decode, heads, model.qk_rope_head_dim}),
+                        .out = contiguous(decode_q_.data(), dtype, {decode, heads, model.d_qk()})},
+                       Phase::kDecodePrologue, &recorder_);
 }
 
 void LatentEngine::place_decode_queries(int64_t first_job) {
@@ -154,10 +195,10 @@ Status LatentEngine::run_decode() {
   const DType dtype = options_.layer.dtype;
   const int64_t heads = model.num_attention_heads, rank = model.kv_lora_rank;
   const int64_t rows = std::ssize(jobs_) - first_decode_row();
-  recorder_.time(Phase::kDecodeProjection, [&] { projector_.absorb(q_nope_.data(), rows, absorbed_.data()); });
+  const TensorView q = contiguous(decode_queries().data(), dtype, {rows, heads, model.d_qk()});
+  const TensorView q_nope = slice(q, 2, 0, rank);
   TensorView q_pe;
-  if (model.qk_rope_head_dim > 0) q_pe = contiguous(q_pe_.data(), dtype, {rows, heads, model.qk_rope_head_dim});
-  const TensorView q_nope = contiguous(absorbed_.data(), dtype, {rows, heads, rank});
+  if (model.qk_rope_head_dim > 0) q_pe = slice(q, 2, rank, model.qk_rope_head_dim);
   const TensorView o = contiguous(o_latent_.data(), dtype, {rows, heads, rank});
   Status status;
   if (sparse()) {
@@ -176,7 +217,7 @@ Status LatentEngine::run_decode() {
 
 Status LatentEngine::run(const Step& step, std::span<const Sequence> sequences) {
   recorder_.time(Phase::kGenerate, [&] { generate(step, sequences); });
-  if (Status status = layer_.append(latents_.data(), slots_, &recorder_); !status.ok()) return status;
+  if (Status status = append(); !status.ok()) return status;
   if (sparse()) {
     std::vector<TokenRange> ranges = prefill_;
     ranges.insert(ranges.end(), decode_.begin(), decode_.end());
@@ -233,24 +274,27 @@ Status LatentEngine::check_decode(const Step& step, std::span<const Sequence> se
   const auto offset = static_cast<int32_t>((n + piece.count - 1) % piece.count);  // a lone draft is the last one
   int64_t row = offset;
   for (size_t i = 0; i < which; ++i) row += decode_[i].count;
-  const QueryRow& query = jobs_[static_cast<size_t>(first_decode_row() + row)].query;
+  const TokenJob& job = jobs_[static_cast<size_t>(first_decode_row() + row)];
   const Sequence& sequence = sequences[static_cast<size_t>(step.decode[which].sequence)];
-  const int64_t latent_row = row * model.num_attention_heads * model.kv_lora_rank;
+  const int64_t latent_row = row * model.num_attention_heads * model.kv_lora_rank, d_qk = model.d_qk();
   const size_t bytes = size_of(options_.layer.dtype);
+  const std::byte* const q = element(decode_queries(), row * model.num_attention_heads * d_qk, bytes);
   Checker::Sample sample{.what = fmt::format("line {}, token {}", sequence.request->line, piece.start + offset),
                          .token = {.pages = piece.pages, .start = piece.start + offset, .count = 1},
-                         .q_nope = query.q_nope,
-                         .q_nope_stride_head = query.q_nope_stride_head,
-                         .q_pe = query.q_pe,
-                         .q_pe_stride_head = query.q_pe_stride_head,
-                         .out = out_.as<float>() + row * model.num_attention_heads * model.v_head_dim};
+                         .q_nope = job.query.q_nope,
+                         .q_nope_stride_head = job.query.q_nope_stride_head,
+                         .q_pe = q + model.kv_lora_rank * static_cast<int64_t>(bytes),
+                         .q_pe_stride_head = d_qk,
+                         .out = out_.as<float>() + row * model.num_attention_heads * model.v_head_dim,
+                         .seed = job.seed,
+                         .seed_of = seed_of(sequence, piece, first_decode_row() + row - offset)};
   if (sparse()) {
     sample.indexer = {.q = element(indexer_q_, row * index_heads() * kIndexerLayout.head_dim, 1),
                       .weights = indexer_weights_.as<float>() + row * index_heads()};
     sample.slots = static_cast<const int32_t*>(selected_.data) + row * layer_.list_width();
-    sample.seed_of = seed_of(sequence, piece, first_decode_row() + row - offset);
   }
-  return checker_.check_decode(sample, element(absorbed_, latent_row, bytes), element(o_latent_, latent_row, bytes));
+  return checker_.check_decode(
+      sample, {.absorbed = element(absorbed_, latent_row, bytes), .q = q, .o = element(o_latent_, latent_row, bytes)});
 }
 
 }  // namespace mla::cli::replay

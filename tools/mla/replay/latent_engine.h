@@ -41,11 +41,15 @@ class LatentEngine : public Engine {
     for (const TokenRange& piece : prefill_) row += piece.count;
     return row;
   }
+  /// Returns decode's queries as attention gets them, [decode_rows, H, d_qk].
+  const bench::Buffer& decode_queries() const { return has_prologue(options_.layer.model) ? decode_q_ : absorbed_; }
   int64_t index_heads() const { return indexer_heads(options_.layer.model); }
   void generate(const Step& step, std::span<const Sequence> sequences);
   TokenRange add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted);
   SeedOf seed_of(const Sequence& sequence, const TokenRange& piece, int64_t first_job) const;
   void place_decode_queries(int64_t first_job);
+  void generate_token(const TokenJob& job, int64_t index);
+  Status append();
   Status run_prefill();
   Status run_decode();
   Status check(const Step& step, std::span<const Sequence> sequences);
@@ -67,10 +71,11 @@ class LatentEngine : public Engine {
   bench::Buffer latents_;                                    // [chunk + decode_rows, d_qk]
   bench::Buffer q_, o_, lse_;                                // prefill: [chunk, H, ...]
   bench::Buffer q_nope_, q_pe_, absorbed_, o_latent_, out_;  // decode: [decode_rows, H, ...]
+  bench::Buffer decode_q_;                                   // decode, with a prologue: [decode_rows, H, d_qk]
   bench::Buffer indexer_q_, indexer_weights_;                // decode: [decode_rows, indexer's heads, ...]
   // These are of the current step, in the order of the latents: prefill's tokens, then decode's.
   std::vector<TokenJob> jobs_;
-  std::vector<int64_t> slots_;
+  std::vector<int64_t> slots_, positions_;
   std::vector<TokenRange> prefill_, decode_;
   TensorView selected_;  // sparse decode: [T, topk]
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <utility>
 
 namespace mla::cli::replay {
 namespace {
@@ -15,13 +16,6 @@ double visible_pairs(int64_t queries, int64_t keys, bool causal) {
 }
 
 }  // namespace
-
-TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count) {
-  const auto d = static_cast<size_t>(dim);
-  view.data = static_cast<std::byte*>(view.data) + begin * view.stride[d] * static_cast<int64_t>(size_of(view.dtype));
-  view.shape[d] = count;
-  return view;
-}
 
 std::vector<int32_t> pages_of(const TensorView& slots, int32_t page_size) {
   const std::span all(static_cast<const int32_t*>(slots.data), static_cast<size_t>(slots.numel()));
@@ -44,7 +38,13 @@ int32_t index_pooled(const ModelConfig& model) {
 
 Layer::Layer(const LayerOptions& options, const Generator& generator, Operations& operations, Projector& projector,
              const std::atomic<bool>& stop)
-    : options_(options), operations_(operations), projector_(projector), stop_(stop), chooser_(operations) {
+    : options_(options),
+      operations_(operations),
+      projector_(projector),
+      stop_(stop),
+      angles_(generator, options.model.qk_rope_head_dim, options.max_positions, operations.gpu()),
+      prologue_(options.model, options.dtype, generator, angles_),
+      chooser_(operations) {
   const ModelConfig& model = options.model;
   const auto bytes = static_cast<int64_t>(size_of(options.dtype));
   const int64_t rows = Projector::padded_rows(options.chunk), heads = model.num_attention_heads;
@@ -80,20 +80,20 @@ int64_t Layer::cache_bytes(const LayerOptions& options) {
   return options.num_pages * (page * options.world + indexer);
 }
 
-Status Layer::append(const void* latents, std::span<const int64_t> slots, Recorder* recorder) {
-  const int64_t count = std::ssize(slots), page_tokens = options_.page_tokens();
-  AppendParams params;
-  params.kv = contiguous(latents, options_.dtype, {count, options_.model.d_qk()});
+Status Layer::append(const NewTokens& tokens, const NewQueries& queries, Phase phase, Recorder* recorder) {
+  const int64_t page_tokens = options_.page_tokens();
   for (int32_t rank = 0; rank < options_.world; ++rank) {
     const ContextParallel own = share(rank);
     rank_slots_.clear();
-    for (int64_t slot : slots) {
+    for (int64_t slot : tokens.slots) {
       const int64_t page = slot / page_tokens, place = slot % page_tokens;
       rank_slots_.push_back(owns(own, place) ? page * options_.page_size + local_length(own, place) : -1);
     }
-    params.slot_mapping = contiguous(rank_slots_.data(), DType::kI64, {count});
-    params.cache = caches_[static_cast<size_t>(rank)].cache();
-    if (Status status = operations_.run(params, Phase::kAppend, recorder); !status.ok()) return status;
+    // The ranks share the work on queries; here the first has it all.
+    Status status =
+        prologue_.run(operations_, {.latents = tokens.latents, .slots = rank_slots_, .positions = tokens.positions},
+                      rank == 0 ? queries : NewQueries{}, caches_[static_cast<size_t>(rank)].cache(), phase, recorder);
+    if (!status.ok()) return status;
   }
   return {};
 }
@@ -346,7 +346,21 @@ Result<std::vector<float>> Layer::indexer_logits(Operations& operations, const I
 
 Result<std::vector<float>> Layer::rows(Operations& operations, std::span<const int32_t> pages,
                                        std::span<const int32_t> rows) {
-  return caches_.front().rows(operations, options_.model.d_qk(), options_.page_size, pages, rows);
+  const auto width = static_cast<size_t>(options_.model.d_qk());
+  std::vector<float> values(rows.size() * width);
+  for (int32_t rank = 0; rank < options_.world; ++rank) {
+    const ContextParallel own = share(rank);
+    std::vector<int32_t> local;
+    for (int32_t row : rows)
+      if (owns(own, row)) local.push_back(static_cast<int32_t>(local_length(own, row)));
+    const auto got =
+        caches_[static_cast<size_t>(rank)].rows(operations, options_.model.d_qk(), options_.page_size, pages, local);
+    if (!got.ok()) return got.status();
+    const float* next = got->data();
+    for (size_t i = 0; i < rows.size(); ++i)
+      if (owns(own, rows[i])) std::copy_n(std::exchange(next, next + width), width, values.data() + i * width);
+  }
+  return values;
 }
 
 Result<std::vector<float>> Layer::keys(const Operations& operations, std::span<const int32_t> pages,

@@ -16,6 +16,7 @@
 #include "mla/replay/generator.h"
 #include "mla/replay/operations.h"
 #include "mla/replay/projector.h"
+#include "mla/replay/prologue.h"
 #include "mla/replay/recorder.h"
 #include "mla/replay/state_table.h"
 
@@ -60,6 +61,8 @@ class Layer {
  public:
   Layer(const LayerOptions& options, const Generator& generator, Operations& operations, Projector& projector,
         const std::atomic<bool>& stop);
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
 
   const LayerOptions& options() const { return options_; }
 
@@ -70,9 +73,9 @@ class Layer {
   /// Returns the compressor of the indexer's keys; null if a key is one token's.
   Compressor* key_compressor() { return key_compressor_ ? &*key_compressor_ : nullptr; }
 
-  /// Writes latent rows [T, d_qk] into slots [T]: page * page_tokens + place in the page. Each rank gets its own
-  /// tokens.
-  Status append(const void* latents, std::span<const int64_t> slots, Recorder* recorder);
+  /// Writes the rows of new tokens, whose slots are page * page_tokens + place in the page, and their queries. Each
+  /// rank gets its own tokens.
+  Status append(const NewTokens& tokens, const NewQueries& queries, Phase phase, Recorder* recorder);
   /// Writes the indexer's keys of sparse decode, of the same tokens: `ranges` name them. Those that stand for several
   /// tokens are compressed from what was generated.
   Status append_keys(const void* latents, std::span<const int64_t> slots, std::span<const TokenRange> ranges,
@@ -132,7 +135,8 @@ class Layer {
   bool cut_short_ = false;
   std::vector<CachePool> caches_;  // one per rank
   IndexerPool indexer_;
-  Angles no_angles_;
+  Angles angles_, no_angles_;
+  Prologue prologue_;
   std::optional<Compressor> key_compressor_;
   Chooser chooser_;
   Choice choice_;
@@ -143,9 +147,6 @@ class Layer {
   std::vector<int64_t> rank_slots_;
   std::vector<float> rank_o_, rank_lse_;
 };
-
-/// Returns `view` restricted to `count` entries of dimension `dim`, beginning with `begin`.
-TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count);
 
 /// Returns the pages, each once, that the slots of a contiguous view (i32, -1 = none) lie in.
 std::vector<int32_t> pages_of(const TensorView& slots, int32_t page_size);

@@ -29,6 +29,13 @@ void grow(GpuBuffer& buffer, const Gpu& gpu, size_t bytes) {
 
 }  // namespace
 
+TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count) {
+  const auto d = static_cast<size_t>(dim);
+  view.data = static_cast<std::byte*>(view.data) + begin * view.stride[d] * static_cast<int64_t>(size_of(view.dtype));
+  view.shape[d] = count;
+  return view;
+}
+
 GpuBuffer::GpuBuffer(const Gpu& gpu, size_t bytes) : gpu_(gpu), size_(bytes) {
   const Result<void*> memory = gpu.allocate(bytes);
   if (!memory.ok())

@@ -23,6 +23,9 @@ inline TensorView ints(const std::vector<int32_t>& values) {
   return contiguous(values.data(), DType::kI32, {std::ssize(values)});
 }
 
+/// Returns `view` restricted to `count` entries of dimension `dim`, beginning with `begin`.
+TensorView slice(TensorView view, int32_t dim, int64_t begin, int64_t count);
+
 /// Owns memory of a GPU.
 class GpuBuffer {
  public:

@@ -19,7 +19,8 @@ constexpr int64_t kSliceTokens = 128;
 constexpr int64_t kPooledTokensPerTask = 8;  // of the generator
 int64_t slice_bytes(const ModelConfig& model, int64_t element_bytes) {
   const int64_t heads = model.num_attention_heads, kinds = std::ssize(pooled_kinds(model));
-  return kSliceTokens * (heads * (model.d_qk() + model.d_v()) * element_bytes +
+  const int64_t queries = (has_prologue(model) ? 2 : 1) * int64_t{model.d_qk()};
+  return kSliceTokens * (heads * (queries + model.d_v()) * element_bytes +
                          kinds * int64_t{indexer_heads(model)} * (kIndexerLayout.head_dim + 4));
 }
 
@@ -49,6 +50,7 @@ PooledEngine::PooledEngine(const EngineOptions& options, const Context& context,
   const int64_t heads = model.num_attention_heads;
   latents_ = rows_buffer(options.layer.chunk + options.layer.decode_rows(), model.d_qk(), bytes);
   q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
+  if (has_prologue(model)) projected_q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
   o_ = rows_buffer(kSliceTokens, heads * model.d_v(), bytes);
   const int64_t indexers = std::ssize(layer_.kinds()) * indexer_heads(model);
   indexer_q_ = rows_buffer(kSliceTokens, indexers * kIndexerLayout.head_dim, 1);
@@ -75,12 +77,14 @@ void PooledEngine::add_tokens(const Sequence& sequence, int32_t index, int32_t s
                        .place = {.pages = sequence.pages, .position = position}});
     slots_.push_back(int64_t{sequence.pages[static_cast<size_t>(position / page_size)]} * page_size +
                      position % page_size);
+    positions_.push_back(position);
   }
 }
 
 void PooledEngine::plan_step(const Step& step, std::span<const Sequence> sequences) {
   tokens_.clear();
   slots_.clear();
+  positions_.clear();
   ranges_.clear();
   seats_.update(step, sequences);
   for (const PrefillPiece& piece : step.prefill)
@@ -136,7 +140,11 @@ void PooledEngine::generate_latents() {
   team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(i)];
-      generator_.latent(token.seed, token.place.position, latents_.data() + i * width * bytes);
+      std::byte* const row = latents_.data() + i * width * bytes;
+      if (has_prologue(options_.layer.model))
+        generator_.projected_latent(token.seed, token.place.position, row);
+      else
+        generator_.latent(token.seed, token.place.position, row);
       for (Compressor* compressor : compressors) compressor->generate(generator_, token.seed, token.place.position, i);
     }
   });
@@ -147,15 +155,19 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
   const auto bytes = static_cast<int64_t>(size_of(options_.layer.dtype));
   const int64_t width = model.d_qk(), row_bytes = model.num_attention_heads * width * bytes;
   const int32_t index_heads = indexer_heads(model);
+  const bool projected = has_prologue(model);
   team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(first + i)];
-      std::byte* row = q_.data() + i * row_bytes;
-      generator_.query(token.seed, token.place.position,
-                       {.q_nope = row,
-                        .q_nope_stride_head = width,
-                        .q_pe = row + model.kv_lora_rank * bytes,
-                        .q_pe_stride_head = width});
+      std::byte* const row = (projected ? projected_q_ : q_).data() + i * row_bytes;
+      const QueryRow query = {.q_nope = row,
+                              .q_nope_stride_head = width,
+                              .q_pe = row + model.kv_lora_rank * bytes,
+                              .q_pe_stride_head = width};
+      if (projected)
+        generator_.projected_query(token.seed, query);
+      else
+        generator_.query(token.seed, token.place.position, query);
       for (size_t kind = 0; kind < layer_.kinds().size(); ++kind) {
         if (!layer_.kinds()[kind].chooses()) continue;
         const int64_t at = indexer_row(kind, i);
@@ -169,7 +181,6 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
 Status PooledEngine::run(const Step& step, std::span<const Sequence> sequences) {
   plan_step(step, sequences);
   recorder_.time(Phase::kGenerate, [&] { generate_latents(); });
-  if (Status status = layer_.append(latents_.data(), slots_, &recorder_); !status.ok()) return status;
   if (Status status = layer_.compress(ranges_, &recorder_); !status.ok()) return status;
   const int64_t num_decode = std::ssize(tokens_) - num_prefill_;
   if (Status status = attend(0, num_prefill_, Phase::kPrefillAttention, prefill_steps_); !status.ok() || cut_short_)
@@ -196,6 +207,27 @@ Status PooledEngine::attend(int64_t first, int64_t count, Phase phase, int64_t& 
   return {};
 }
 
+// Appends what a slice's tokens have in one layer, and makes its queries ready for attention.
+Status PooledEngine::append_slice(int64_t first, int64_t count, Phase phase) {
+  const ModelConfig& model = options_.layer.model;
+  const DType dtype = options_.layer.dtype;
+  const int64_t heads = model.num_attention_heads;
+  const auto part = [&](const std::vector<int64_t>& of) {
+    return std::span(of).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  };
+  NewQueries queries;
+  if (has_prologue(model)) {
+    const TensorView q = contiguous(projected_q_.data(), dtype, {count, heads, model.d_qk()});
+    queries = {.q_nope = slice(q, 2, 0, model.kv_lora_rank),
+               .q_pe = slice(q, 2, model.kv_lora_rank, model.qk_rope_head_dim),
+               .out = contiguous(q_.data(), dtype, {count, heads, model.d_qk()})};
+  }
+  const auto row_bytes = model.d_qk() * static_cast<int64_t>(size_of(dtype));
+  return layer_.append(
+      {.latents = latents_.data() + first * row_bytes, .slots = part(slots_), .positions = part(positions_)}, queries,
+      phase, &recorder_);
+}
+
 Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample) {
   const ModelConfig& model = options_.layer.model;
   const DType dtype = options_.layer.dtype;
@@ -204,12 +236,16 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
   const TensorView q = contiguous(q_.data(), dtype, {count, model.num_attention_heads, model.d_qk()});
   const TensorView o = contiguous(o_.data(), dtype, {count, model.num_attention_heads, model.d_v()});
   for (size_t kind = 0; kind < layer_.kinds().size(); ++kind) {
-    const ChoicePhases& choice = phase == Phase::kPrefillAttention ? kPrefillChoice : kDecodeChoice;
-    if (Status status = layer_.select(kind, ranges, indexer_queries(kind, 0), choice, &recorder_); !status.ok())
-      return status;
-    if (Status status = layer_.attend(operations_, q, 0, 0, o, phase, &recorder_); !status.ok()) return status;
+    // In the model every layer has rows and queries of its own. Here they are the same, and written again for each.
+    const bool prefill = phase == Phase::kPrefillAttention;
+    Status status = append_slice(first, count, prefill ? Phase::kPrefillPrologue : Phase::kDecodePrologue);
+    if (!status.ok()) return status;
+    const ChoicePhases& choice = prefill ? kPrefillChoice : kDecodeChoice;
+    status = layer_.select(kind, ranges, indexer_queries(kind, 0), choice, &recorder_);
+    if (!status.ok()) return status;
+    if (status = layer_.attend(operations_, q, 0, 0, o, phase, &recorder_); !status.ok()) return status;
     if (!sample || sample->kind != kind || sample->token < first || sample->token >= first + count) continue;
-    Status status = recorder_.time(Phase::kCheck, [&] { return check(*sample, first); });
+    status = recorder_.time(Phase::kCheck, [&] { return check(*sample, first); });
     if (!status.ok()) return status;
   }
   return {};
@@ -250,6 +286,15 @@ Status PooledEngine::check_rows_of(size_t pool, const Sample& sample, const std:
 Status PooledEngine::check_cached(const Sample& sample, const std::string& what) {
   if (Status status = check_rows_of(kWindow, sample, what); !status.ok() || sample.kind == kWindow) return status;
   return check_rows_of(layer_.kinds()[sample.kind].pool, sample, what);
+}
+
+void PooledEngine::check_query(const Sample& sample, int64_t row, const std::string& what) {
+  const ModelConfig& model = options_.layer.model;
+  const Token& token = tokens_[static_cast<size_t>(sample.token)];
+  const int64_t values = int64_t{model.num_attention_heads} * model.d_qk();
+  const auto got = widened(q_.data() + row * values * static_cast<int64_t>(size_of(options_.layer.dtype)),
+                           options_.layer.dtype, values);
+  check_queries(what, got, oracle_.query(token.seed, token.place.position), model.num_attention_heads, log_);
 }
 
 // Finds out which of the compressed rows the token got, and checks that they are those that it should have got.
@@ -308,6 +353,7 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
   log_.note(relative_error(got.data() + head * d_v, expected.data(), d_v), log_.worst_reference,
             fmt::format("{}, head {}", what, head), "the reference");
 
+  if (has_prologue(model)) check_query(sample, row, what);
   if (status = check_cached(sample, what); !status.ok()) return status;
   std::vector<int32_t> positions;
   if (status = check_selection(sample, row, what, positions); !status.ok()) return status;

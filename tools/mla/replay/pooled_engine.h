@@ -49,6 +49,7 @@ class PooledEngine : public Engine {
   IndexerQueries indexer_queries(size_t kind, int64_t row) const;
   void generate_latents();
   void generate_queries(int64_t first, int64_t count);
+  Status append_slice(int64_t first, int64_t count, Phase phase);
   std::optional<Sample> pick(int64_t first, int64_t count, int64_t& steps);
   Status attend(int64_t first, int64_t count, Phase phase, int64_t& steps);
   Status attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample);
@@ -57,6 +58,7 @@ class PooledEngine : public Engine {
   Status judge_choice(const Sample& sample, int64_t row, std::span<const int32_t> positions, std::string& wrong);
   Status check_rows_of(size_t pool, const Sample& sample, const std::string& what);
   Status check_cached(const Sample& sample, const std::string& what);
+  void check_query(const Sample& sample, int64_t row, const std::string& what);
 
   EngineOptions options_;
   Operations operations_, reference_;
@@ -72,10 +74,10 @@ class PooledEngine : public Engine {
   int64_t prefill_steps_ = 0, decode_steps_ = 0;
 
   bench::Buffer latents_;                      // [chunk + decode_rows, d_qk]
-  bench::Buffer q_, o_;                        // [slice, H, d]
+  bench::Buffer projected_q_, q_, o_;          // [slice, H, d]; the first only with a prologue
   bench::Buffer indexer_q_, indexer_weights_;  // [kinds, slice, indexer's heads, ...]
   std::vector<Token> tokens_;                  // prefill's, then decode's
-  std::vector<int64_t> slots_;
+  std::vector<int64_t> slots_, positions_;
   std::vector<TokenRange> ranges_;
   int64_t num_prefill_ = 0;
 };

@@ -64,6 +64,7 @@ PooledLayer::PooledLayer(const LayerOptions& options, const Generator& generator
       attn_sink_(generator.attn_sink()),
       kinds_(pooled_kinds(options.model)),
       angles_(generator, options.model.qk_rope_head_dim, options.max_positions, operations.gpu()),
+      prologue_(options.model, options.dtype, generator, angles_),
       chooser_(operations) {
   const ModelConfig& model = options.model;
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
@@ -120,13 +121,8 @@ std::vector<Compressor*> PooledLayer::compressors() {
   return all;
 }
 
-Status PooledLayer::append(const void* latents, std::span<const int64_t> slots, Recorder* recorder) {
-  const int64_t count = std::ssize(slots);
-  AppendParams params;
-  params.kv = contiguous(latents, options_.dtype, {count, options_.model.d_qk()});
-  params.slot_mapping = contiguous(slots.data(), DType::kI64, {count});
-  params.cache = pools_[kWindow].cache();
-  return operations_.run(params, Phase::kAppend, recorder);
+Status PooledLayer::append(const NewTokens& tokens, const NewQueries& queries, Phase phase, Recorder* recorder) {
+  return prologue_.run(operations_, tokens, queries, pools_[kWindow].cache(), phase, recorder);
 }
 
 // Gathers a range of a pool's rows. Its `start` and `count` are in rows of the pool.

@@ -17,6 +17,7 @@
 #include "mla/replay/generator.h"
 #include "mla/replay/layer.h"
 #include "mla/replay/operations.h"
+#include "mla/replay/prologue.h"
 #include "mla/replay/recorder.h"
 
 namespace mla::cli::replay {
@@ -65,8 +66,8 @@ class PooledLayer {
   /// Returns the numbers of tokens of which a page must be a multiple.
   static std::vector<int32_t> page_units(const LayerOptions& options);
 
-  /// Writes rows [T, d_qk] into the window pool's slots [T].
-  Status append(const void* latents, std::span<const int64_t> slots, Recorder* recorder);
+  /// Writes the rows of new tokens into the window pool, and their queries.
+  Status append(const NewTokens& tokens, const NewQueries& queries, Phase phase, Recorder* recorder);
   /// Returns the compressors, whose activations have to be generated for the tokens of each compress().
   std::vector<Compressor*> compressors();
   /// Fills the compressed rows, and the indexers' keys, of all groups that end inside the ranges.
@@ -116,6 +117,7 @@ class PooledLayer {
   std::vector<CachePool> pools_;       // by kind; empty where another kind's is read
   std::vector<IndexerPool> indexers_;  // by kind; empty where nothing is chosen, or another kind's is read
   Angles angles_;
+  Prologue prologue_;
   std::vector<std::optional<Compressor>> row_compressors_, key_compressors_;  // by kind
   Chooser chooser_;
   // These are what select() chose.

@@ -12,9 +12,10 @@
 namespace mla::cli::replay {
 
 enum class Phase : uint8_t {
-  kAppend,
-  kAppendKeys,  ///< keys of the indexer, of single tokens
-  kCompress,    ///< pooled rows, and keys of the indexer, of finished groups of tokens
+  kAppend,           ///< of rows that have no prologue
+  kPrefillPrologue,  ///< norms and rotation of keys, and of queries where their heads are as wide; their append
+  kAppendKeys,       ///< keys of the indexer, of single tokens
+  kCompress,         ///< pooled rows, and keys of the indexer, of finished groups of tokens
   kGather,
   kUpProjection,    ///< latents to keys and values
   kPrefillIndexer,  ///< logits of the keys among which sparse attention chooses
@@ -22,6 +23,7 @@ enum class Phase : uint8_t {
   kPrefillSlots,    ///< the slots in which the chosen keys lie
   kPrefillAttention,
   kMerge,
+  kDecodePrologue,    ///< as prefill's
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
   kDecodeIndexer,     ///< these three are as prefill's
   kDecodeTopK,
@@ -35,6 +37,7 @@ enum class Phase : uint8_t {
 };
 
 inline constexpr Phase kAllPhases[] = {Phase::kAppend,
+                                       Phase::kPrefillPrologue,
                                        Phase::kAppendKeys,
                                        Phase::kCompress,
                                        Phase::kGather,
@@ -44,6 +47,7 @@ inline constexpr Phase kAllPhases[] = {Phase::kAppend,
                                        Phase::kPrefillSlots,
                                        Phase::kPrefillAttention,
                                        Phase::kMerge,
+                                       Phase::kDecodePrologue,
                                        Phase::kDecodeProjection,
                                        Phase::kDecodeIndexer,
                                        Phase::kDecodeTopK,

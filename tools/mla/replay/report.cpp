@@ -56,6 +56,7 @@ struct OperationPhases {
 std::vector<OperationPhases> operation_phases(Op prefill, Op decode) {
   std::vector<OperationPhases> all = {
       {.name = "append", .prefill = {}, .decode = {}, .both = Phase::kAppend},
+      {.name = "append_rope", .prefill = Phase::kPrefillPrologue, .decode = Phase::kDecodePrologue, .both = {}},
       {.name = "compress", .prefill = {}, .decode = {}, .both = Phase::kCompress},
       {.name = "append_indexer", .prefill = {}, .decode = {}, .both = Phase::kAppendKeys},
       {.name = "gather", .prefill = Phase::kGather, .decode = {}, .both = {}},
@@ -126,13 +127,14 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     return std::accumulate(phases.begin(), phases.end(), 0.0,
                            [&](double sum, Phase phase) { return sum + seconds(phase); });
   };
-  prefill_tokens_per_s =
-      rate(static_cast<double>(prefill_tokens),
-           add_up({Phase::kCompress, Phase::kGather, Phase::kUpProjection, Phase::kPrefillIndexer, Phase::kPrefillTopK,
-                   Phase::kPrefillSlots, Phase::kPrefillAttention, Phase::kMerge}));
-  decode_tokens_per_s = rate(static_cast<double>(decode_rows),
-                             add_up({Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
-                                     Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeMerge}));
+  prefill_tokens_per_s = rate(
+      static_cast<double>(prefill_tokens),
+      add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kGather, Phase::kUpProjection, Phase::kPrefillIndexer,
+              Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention, Phase::kMerge}));
+  decode_tokens_per_s =
+      rate(static_cast<double>(decode_rows),
+           add_up({Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
+                   Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeMerge}));
   prefill_gflops = rate(recorder.prefill_flops() / 1e9, prefill_attention);
   decode_gflops = rate(recorder.decode_flops() / 1e9, decode_attention);
   projection_gflops = rate(recorder.projection_flops() / 1e9, seconds(Phase::kUpProjection));
@@ -148,6 +150,8 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
   worst_error = std::max(worst_prefill_decode, worst_reference);
   checked_rows = log.num_rows;
   worst_row_share = log.worst_row;
+  checked_queries = log.num_queries;
+  worst_query_share = log.worst_query;
   failures = log.failures;
 }
 
@@ -211,6 +215,8 @@ Json Report::to_json() const {
       {"worst_error_reference", checks > 0 ? worst_reference : none},
       {"checked_rows", checked_rows},
       {"worst_row_share", checked_rows > 0 ? worst_row_share : none},
+      {"checked_queries", checked_queries},
+      {"worst_query_share", checked_queries > 0 ? worst_query_share : none},
       {"failures", failures},
       {"ttft_ms", percentiles_json(ttft_ms)},
       {"tpot_ms", percentiles_json(tpot_ms)},
@@ -306,6 +312,9 @@ void Report::print_checks(const Output& output) const {
       "\nworst relative error of {} checked tokens: {:.2e} {}, {:.2e} against the reference (accepted: "
       "{:.2e})\n",
       checks, worst_prefill_decode, other_way, worst_reference, kTolerance);
+  if (checked_queries > 0)
+    output.print("{} queries of heads against float64 from the activations: the worst has {} of the error accepted\n",
+                 checked_queries, human_percent(worst_query_share));
   if (checked_rows > 0)
     output.print(
         "{} cached rows and keys against float64 from the activations: the worst has {} of the error accepted\n",

@@ -15,7 +15,16 @@ namespace {
 
 constexpr int32_t kTokensChecked = 2048;  // of one pool in one check
 constexpr int32_t kVariants = 3;          // rows that RowFormat stores of one
-constexpr double kNormEps = 1e-6;         // of CompressParams, by default
+constexpr double kNormEps = 1e-6;         // of CompressParams and AppendRopeParams, by default
+
+// Brings values to root mean square 1, and multiplies each by its weight, if there are weights.
+void normalize(double* values, int64_t count, std::span<const float> weight) {
+  double squares = 0.0;
+  for (int64_t c = 0; c < count; ++c) squares += values[c] * values[c];
+  const double root = std::sqrt(squares / static_cast<double>(count) + kNormEps);
+  for (int64_t c = 0; c < count; ++c)
+    values[c] *= (weight.empty() ? 1.0 : static_cast<double>(weight[static_cast<size_t>(c)])) / root;
+}
 
 }  // namespace
 
@@ -28,10 +37,51 @@ std::vector<double> RowOracle::widened(const std::byte* values, int64_t count) c
   return out;
 }
 
-std::vector<double> RowOracle::latent(const SeedOf& seed_of, int32_t position) const {
+std::vector<double> RowOracle::projected(const SeedOf& seed_of, int32_t position) const {
   std::vector<std::byte> row(static_cast<size_t>(model_.d_qk()) * size_of(dtype_));
-  generator_.latent(seed_of(position), position, row.data());
+  if (has_prologue(model_))
+    generator_.projected_latent(seed_of(position), position, row.data());
+  else
+    generator_.latent(seed_of(position), position, row.data());
   return widened(row.data(), model_.d_qk());
+}
+
+// DeepSeek's pairing: channels 2i and 2i + 1 turn together.
+void RowOracle::turn(double* channels, int32_t count, int32_t position) const {
+  for (int32_t pair = 0; pair < count / 2; ++pair) {
+    const double angle = generator_.angle(position, pair);
+    const double x = channels[2 * pair], y = channels[2 * pair + 1];
+    channels[2 * pair] = x * std::cos(angle) - y * std::sin(angle);
+    channels[2 * pair + 1] = x * std::sin(angle) + y * std::cos(angle);
+  }
+}
+
+std::vector<double> RowOracle::latent(const SeedOf& seed_of, int32_t position) const {
+  std::vector<double> row = projected(seed_of, position);
+  if (!has_prologue(model_)) return row;
+  const std::vector<float> weight = generator_.latent_norm_weight();
+  normalize(row.data(), std::ssize(weight), weight);
+  turn(row.data() + model_.kv_lora_rank, model_.qk_rope_head_dim, position);
+  return row;
+}
+
+std::vector<double> RowOracle::query(uint64_t token_seed, int32_t position) const {
+  const int32_t heads = model_.num_attention_heads, nope = model_.qk_nope_head_dim, rope = model_.qk_rope_head_dim;
+  const int32_t width = model_.value_is_row ? nope + rope : rope;
+  const auto bytes = static_cast<int64_t>(size_of(dtype_));
+  std::vector<std::byte> values(static_cast<size_t>(heads * (nope + rope) * bytes));
+  generator_.projected_query(token_seed, {.q_nope = values.data(),
+                                          .q_nope_stride_head = nope + rope,
+                                          .q_pe = values.data() + nope * bytes,
+                                          .q_pe_stride_head = nope + rope});
+  std::vector<double> query;
+  for (int64_t head = 0; head < heads; ++head) {
+    std::vector<double> one = widened(values.data() + head * (nope + rope) * bytes, nope + rope);
+    if (model_.value_is_row) normalize(one.data(), width, {});
+    turn(one.data() + nope, rope, position);
+    query.insert(query.end(), one.end() - width, one.end());
+  }
+  return query;
 }
 
 std::vector<double> RowOracle::pooled(const CompressorShape& shape, const SeedOf& seed_of, int32_t group) const {
@@ -56,14 +106,9 @@ std::vector<double> RowOracle::pooled(const CompressorShape& shape, const SeedOf
       denominator[c] += weight;
     }
   }
-  double squares = 0.0;
+  for (size_t c = 0; c < channels; ++c) numerator[c] /= denominator[c];
+  if (!norm.empty()) normalize(numerator.data(), std::ssize(numerator), norm);
   for (size_t c = 0; c < channels; ++c) {
-    numerator[c] /= denominator[c];
-    squares += numerator[c] * numerator[c];
-  }
-  const double root = std::sqrt(squares / static_cast<double>(channels) + kNormEps);
-  for (size_t c = 0; c < channels; ++c) {
-    if (!norm.empty()) numerator[c] *= static_cast<double>(norm[c]) / root;
     const auto value = static_cast<float>(numerator[c]);
     numerator[c] = static_cast<double>(dtype_ == DType::kF32 ? value : bf16_to_f32(f32_to_bf16(value)));
   }
@@ -72,13 +117,7 @@ std::vector<double> RowOracle::pooled(const CompressorShape& shape, const SeedOf
 
 std::vector<double> RowOracle::row(const CompressorShape& shape, const SeedOf& seed_of, int32_t group) const {
   std::vector<double> latent = pooled(shape, seed_of, group);
-  double* turning = latent.data() + shape.d_latent - shape.d_rotary;
-  for (int32_t pair = 0; pair < shape.d_rotary / 2; ++pair) {
-    const double angle = generator_.angle(group * shape.ratio, pair);
-    const double x = turning[2 * pair], y = turning[2 * pair + 1];
-    turning[2 * pair] = x * std::cos(angle) - y * std::sin(angle);
-    turning[2 * pair + 1] = x * std::sin(angle) + y * std::cos(angle);
-  }
+  turn(latent.data() + shape.d_latent - shape.d_rotary, shape.d_rotary, group * shape.ratio);
   return latent;
 }
 
@@ -147,6 +186,20 @@ Result<double> RowFormat::error(const float* got, const std::vector<double>& tru
     norm += truth[c] * truth[c];
   }
   return std::isfinite(excess) ? std::sqrt(excess / norm) : std::numeric_limits<double>::infinity();
+}
+
+void check_queries(const std::string& what, std::span<const float> got, std::span<const double> expected, int64_t heads,
+                   CheckLog& log) {
+  const size_t width = expected.size() / static_cast<size_t>(heads);
+  for (size_t first = 0, head = 0; first < expected.size(); first += width, ++head) {
+    double difference = 0.0, norm = 0.0;
+    for (size_t c = first; c < first + width; ++c) {
+      const double off = static_cast<double>(got[c]) - expected[c];
+      difference += off * off;
+      norm += expected[c] * expected[c];
+    }
+    log.note_query(std::sqrt(difference / norm), kQueryTolerance, fmt::format("{}, query of head {}", what, head));
+  }
 }
 
 Status check_rows(const std::string& what, std::span<const int32_t> rows, const Result<std::vector<float>>& got,

@@ -15,6 +15,7 @@
 #include "mla/replay/compressor_shape.h"
 #include "mla/replay/generator.h"
 #include "mla/replay/operations.h"
+#include "mla/replay/prologue.h"
 
 namespace mla::cli::replay {
 
@@ -27,8 +28,13 @@ class RowOracle {
   RowOracle(const ModelConfig& model, const Generator& generator, DType dtype)
       : model_(model), generator_(generator), dtype_(dtype) {}
 
-  /// Returns a token's latent row.
+  /// Returns what the projection gives of a token's latent row.
+  std::vector<double> projected(const SeedOf& seed_of, int32_t position) const;
+  /// Returns a token's latent row: normalized, and its rotary channels turned.
   std::vector<double> latent(const SeedOf& seed_of, int32_t position) const;
+  /// Returns the parts of a token's query that are normalized and turned on their way to attention, [H, n]: its heads
+  /// (value_is_row), or their q_pe.
+  std::vector<double> query(uint64_t token_seed, int32_t position) const;
   /// Returns the latent of a group, computed from all of its tokens, not yet rotated, and rounded to the activations'
   /// type.
   std::vector<double> pooled(const CompressorShape& shape, const SeedOf& seed_of, int32_t group) const;
@@ -39,6 +45,7 @@ class RowOracle {
 
  private:
   std::vector<double> widened(const std::byte* values, int64_t count) const;
+  void turn(double* channels, int32_t count, int32_t position) const;
 
   ModelConfig model_;
   const Generator& generator_;
@@ -76,6 +83,14 @@ class RowFormat {
 /// and its element may then be at a boundary that the three rows of error() are not at: 2^-7 allows for both in all
 /// channels of a row.
 inline constexpr double kRowTolerance = 0x1p-7;
+
+/// This is the largest error of a head's query that is accepted: each channel is rounded once, and that is at most 2^-8
+/// of it in bf16. The rest is for the arithmetic in f32.
+inline constexpr double kQueryTolerance = 0x1p-8 + 0x1p-14;
+
+/// Compares the queries of a token's heads, of which attention got `got`, with `expected`, both [heads, width].
+void check_queries(const std::string& what, std::span<const float> got, std::span<const double> expected, int64_t heads,
+                   CheckLog& log);
 
 /// Compares rows `rows` of a request, of which `got` [rows, width] was read, with what `expected` returns for each.
 Status check_rows(const std::string& what, std::span<const int32_t> rows, const Result<std::vector<float>>& got,

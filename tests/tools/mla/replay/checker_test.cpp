@@ -38,6 +38,7 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
   options.page_size = 4;
   options.num_pages = 3;
   options.chunk = 4;
+  options.max_positions = kTokens;
   options.dtype = dtype;
   Operations operations(context), oracle(reference);
   Layer layer(options, generator, operations, projector, stop);
@@ -45,10 +46,11 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
 
   std::vector<std::byte> latents(static_cast<size_t>(kTokens * model.d_qk() * bytes));
   for (int32_t t = 0; t < kTokens; ++t)
-    generator.latent(static_cast<uint64_t>(t) * 71, t, latents.data() + t * model.d_qk() * bytes);
+    generator.projected_latent(static_cast<uint64_t>(t) * 71, t, latents.data() + t * model.d_qk() * bytes);
   std::vector<int64_t> slots(kTokens);
   std::iota(slots.begin(), slots.end(), 0);
-  ASSERT_TRUE(layer.append(latents.data(), slots, nullptr).ok());
+  const NewTokens tokens = {.latents = latents.data(), .slots = slots, .positions = slots};
+  ASSERT_TRUE(layer.append(tokens, {}, Phase::kPrefillPrologue, nullptr).ok());
 
   const int64_t d_qk = model.prefill_d_qk();
   std::vector<std::byte> q(static_cast<size_t>(2 * d_qk * bytes));
@@ -82,6 +84,101 @@ TEST(Checker, AcceptsWhatIsRightAndNamesWhatIsWrong) {
             0U);
   EXPECT_GT(checker.log().worst_other_way, kTolerance);
   EXPECT_EQ(checker.log().num_checks, 2);
+}
+
+/// Computes the last of ten tokens by decode, and checks it. Where it is wrong, queries or rows are turned by the
+/// angles of `query_shift` or `row_shift` positions too many.
+CheckLog check_decoded(int32_t query_shift, int32_t row_shift) {
+  const ModelConfig model = *load_model("deepseek-v2-lite");
+  constexpr int32_t kTokens = 10;
+  const DType dtype = Projector::activation_dtype();
+  const auto bytes = static_cast<int64_t>(size_of(dtype)), heads = int64_t{model.num_attention_heads};
+  const int64_t nope = model.qk_nope_head_dim, rope = model.qk_rope_head_dim, rank = model.kv_lora_rank;
+  const Context context = make_context(""), reference = make_context("reference");
+  const Generator generator(model, 1, dtype);
+  Team team(1);
+  Projector projector(model, generator.weights(), dtype, team);
+  const std::atomic<bool> stop = false;
+  LayerOptions options;
+  options.model = model;
+  options.page_size = 4;
+  options.num_pages = 3;
+  options.chunk = kTokens;
+  options.max_positions = 2 * kTokens;
+  options.dtype = dtype;
+  Operations operations(context), oracle(reference);
+  Layer layer(options, generator, operations, projector, stop);
+  Checker checker(layer, generator, operations, oracle, projector);
+  const auto buffer = [&](int64_t values) {
+    return std::vector<std::byte>(static_cast<size_t>(Projector::padded_rows(1) * values * bytes));
+  };
+
+  const std::vector<int32_t> pages = {2, 0, 1};
+  const auto seed_of = [](int32_t position) { return static_cast<uint64_t>(position) * 71 + 3; };
+  std::vector<std::byte> row = buffer(model.d_qk()), q_nope = buffer(heads * nope), q_pe = buffer(heads * rope),
+                         absorbed = buffer(heads * rank), q = buffer(heads * model.d_qk()), o = buffer(heads * rank);
+  for (int32_t t = 0; t < kTokens; ++t) {
+    const bool last = t == kTokens - 1;
+    const int64_t slot = pages[static_cast<size_t>(t / 4)] * 4 + t % 4, position = t + row_shift,
+                  query_position = t + query_shift;
+    generator.projected_latent(seed_of(t), t, row.data());
+    const auto one = [](const int64_t& value) { return std::span(&value, 1); };
+    const NewTokens token = {.latents = row.data(), .slots = one(slot), .positions = one(position)};
+    EXPECT_TRUE(layer.append(token, {}, Phase::kPrefillPrologue, nullptr).ok());
+    if (!last) continue;
+    generator.projected_query(
+        seed_of(t),
+        {.q_nope = q_nope.data(), .q_nope_stride_head = nope, .q_pe = q_pe.data(), .q_pe_stride_head = rope});
+    projector.absorb(q_nope.data(), 1, absorbed.data());
+    const int64_t nowhere = -1;
+    EXPECT_TRUE(layer
+                    .append({.latents = row.data(), .slots = one(nowhere), .positions = one(query_position)},
+                            {.q_nope = contiguous(absorbed.data(), dtype, {1, heads, rank}),
+                             .q_pe = contiguous(q_pe.data(), dtype, {1, heads, rope}),
+                             .out = contiguous(q.data(), dtype, {1, heads, model.d_qk()})},
+                            Phase::kDecodePrologue, nullptr)
+                    .ok());
+  }
+  const TokenRange token{.pages = pages, .start = kTokens - 1, .count = 1};
+  const TensorView queries = contiguous(q.data(), dtype, {1, heads, model.d_qk()});
+  EXPECT_TRUE(layer
+                  .decode(operations, slice(queries, 2, 0, rank), slice(queries, 2, rank, rope), std::span(&token, 1),
+                          contiguous(o.data(), dtype, {1, heads, rank}), nullptr)
+                  .ok());
+  std::vector<float> out(static_cast<size_t>(Projector::padded_rows(1) * heads * model.v_head_dim));
+  projector.output(o.data(), 1, out.data());
+  EXPECT_TRUE(checker
+                  .check_decode({.what = "line 1, token 9",
+                                 .token = token,
+                                 .q_nope = q_nope.data(),
+                                 .q_nope_stride_head = nope,
+                                 .q_pe = q.data() + rank * bytes,
+                                 .q_pe_stride_head = model.d_qk(),
+                                 .out = out.data(),
+                                 .seed = seed_of(kTokens - 1),
+                                 .seed_of = seed_of},
+                                {.absorbed = absorbed.data(), .q = q.data(), .o = o.data()})
+                  .ok());
+  return checker.log();
+}
+
+TEST(Checker, QueriesAndRowsAreWhatTheActivationsComeTo) {
+  const CheckLog right = check_decoded(0, 0);
+  EXPECT_FALSE(right.failed()) << right.failures[0];
+  EXPECT_EQ(right.num_queries, 2 * 16) << "the latent part and the rotary one of every head";
+  EXPECT_EQ(right.num_rows, 10);
+  const CheckLog query = check_decoded(1, 0);
+  ASSERT_TRUE(query.failed());
+  EXPECT_EQ(
+      query.failures[0].find("line 1, token 9, query of head 0: expected at most 0.0040 from what its activations"), 0U)
+      << query.failures[0];
+  EXPECT_GT(query.worst_query, 1.0);
+  EXPECT_LE(query.worst_row, 1.0);
+  const CheckLog row = check_decoded(0, 1);
+  ASSERT_TRUE(row.failed());
+  EXPECT_EQ(row.failures[0].find("line 1, token 9, row 0: expected at most 0.0078 from what its activations"), 0U)
+      << row.failures[0];
+  EXPECT_LE(row.worst_query, 1.0);
 }
 
 TEST(Selection, AcceptsTheLargestAndNamesWhatIsWrong) {
@@ -155,7 +252,7 @@ TEST(Layer, RanksAgreeWithOne) {
   const std::atomic<bool> stop = false;
   std::vector<std::byte> latents(static_cast<size_t>(kTokens * model.d_qk() * bytes));
   for (int32_t t = 0; t < kTokens; ++t)
-    generator.latent(static_cast<uint64_t>(t) * 71, t, latents.data() + t * model.d_qk() * bytes);
+    generator.projected_latent(static_cast<uint64_t>(t) * 71, t, latents.data() + t * model.d_qk() * bytes);
   std::vector<std::byte> q(static_cast<size_t>(kQueries * 2 * model.d_qk() * bytes));
   for (int32_t t = 0; t < kQueries * 2; ++t)
     generator.latent(static_cast<uint64_t>(t) * 93 + 5, t + 1, q.data() + t * model.d_qk() * bytes);
@@ -164,13 +261,14 @@ TEST(Layer, RanksAgreeWithOne) {
   q_pe.shape[2] = model.qk_rope_head_dim;
   q_pe.data = q.data() + model.kv_lora_rank * bytes;
 
-  std::vector<float> expected;
+  std::vector<float> expected, rows_of_one;
   for (int32_t world : {1, 2, 5}) {
     LayerOptions options;
     options.model = model;
     options.page_size = 4;
     options.num_pages = 20;
     options.chunk = 50;
+    options.max_positions = kTokens;
     options.dtype = dtype;
     options.world = world;
     Operations operations(context);
@@ -181,7 +279,16 @@ TEST(Layer, RanksAgreeWithOne) {
     for (int32_t t = 0; t < kTokens; ++t)
       slots.push_back(int64_t{pages[static_cast<size_t>(t / options.page_tokens())]} * options.page_tokens() +
                       t % options.page_tokens());
-    ASSERT_TRUE(layer.append(latents.data(), slots, nullptr).ok());
+    std::vector<int64_t> positions(kTokens);
+    std::iota(positions.begin(), positions.end(), 0);
+    const NewTokens tokens = {.latents = latents.data(), .slots = slots, .positions = positions};
+    ASSERT_TRUE(layer.append(tokens, {}, Phase::kPrefillPrologue, nullptr).ok());
+    // Rows lie where their ranks keep them.
+    const std::vector<int32_t> some = {40, 3, 17};
+    const auto rows = layer.rows(operations, pages, some);
+    ASSERT_TRUE(rows.ok());
+    if (world == 1) rows_of_one = *rows;
+    EXPECT_EQ(*rows, rows_of_one) << world;
     const TokenRange last{.pages = pages, .start = kTokens - kQueries, .count = kQueries};
     std::vector<float> o(kQueries * 2 * 256);
     const Status status = layer.decode(operations, q_nope, q_pe, std::span(&last, 1),

@@ -204,6 +204,46 @@ TEST(Generator, ProjectionsBelongToTokenAndCompressor) {
   EXPECT_FALSE(key_compressor(model, 2).has_value()) << "keys of V4.1 are made of latents";
 }
 
+// Norms bring the rows of models with projections to what latent() gives but for their weights; rotary parts are those
+// of position 0, which nothing turns.
+TEST(Generator, ProjectedRowsAreNotNormalizedAndNotTurned) {
+  const Generator generator(test_model(), 1, DType::kF32);
+  std::vector<float> row(144), other(144);
+  generator.projected_latent(22, 7, row.data());
+  generator.projected_latent(22, 8, other.data());
+  EXPECT_EQ(row, other);
+  const std::vector<float> normal = latent(generator, 22, 7);
+  const double size = rms(row.data(), 128);
+  EXPECT_GT(size, 2.0);
+  for (size_t c = 0; c < 128; ++c) EXPECT_NEAR(row[c] / size, normal[c], 1e-4);
+  EXPECT_NEAR(rms(row.data() + 128, 16), rms(normal.data() + 128, 16), 1e-4);
+  EXPECT_NE(row[130], normal[130]);
+  const std::vector<float> weight = generator.latent_norm_weight();
+  EXPECT_EQ(weight.size(), 128U);
+  EXPECT_NEAR(rms(weight.data(), 128), 1.0, 0.05);
+  EXPECT_NE(weight[0], weight[1]);
+
+  const Query turned = query(generator, 11, 9);
+  Query plain = turned;
+  generator.projected_query(
+      11, {.q_nope = plain.q_nope.data(), .q_nope_stride_head = 32, .q_pe = plain.q_pe.data(), .q_pe_stride_head = 16});
+  EXPECT_EQ(plain.q_nope, turned.q_nope);
+  EXPECT_NE(plain.q_pe, turned.q_pe);
+  EXPECT_EQ(plain.q_pe, query(generator, 11, 0).q_pe);
+
+  const ModelConfig v4 = *load_model("deepseek-v4-flash");
+  const Generator whole(v4, 1, DType::kF32);
+  EXPECT_EQ(whole.latent_norm_weight().size(), 512U);
+  std::vector<float> q(64 * 512), normal_q(64 * 512);
+  const auto row_of = [](std::vector<float>& values) {
+    return QueryRow{
+        .q_nope = values.data(), .q_nope_stride_head = 512, .q_pe = values.data() + 448, .q_pe_stride_head = 512};
+  };
+  whole.projected_query(11, row_of(q));
+  whole.query(11, 0, row_of(normal_q));
+  EXPECT_NEAR(rms(q.data(), q.size()), 3.0 * rms(normal_q.data(), q.size()), 1e-3);
+}
+
 TEST(Generator, Bf16IsTheRoundedF32) {
   const Generator narrow(test_model(), 3, DType::kBF16), wide(test_model(), 3, DType::kF32);
   std::vector<uint16_t> bits(static_cast<size_t>(test_model().d_qk()));

@@ -62,6 +62,44 @@ class Served {
     const Status status = layer_.compress(std::span(&range, 1), nullptr);
     ASSERT_TRUE(status.ok()) << status.message();
   }
+  /// Appends all tokens in one call, as if they were `shift` positions further, and returns what the check of the
+  /// newest window rows and of the newest token's queries says.
+  CheckLog append(std::span<const int32_t> pages, int32_t shift) {
+    const LayerOptions& options = layer_.options();
+    const ModelConfig& model = options.model;
+    const int64_t width = model.d_qk(), heads = model.num_attention_heads, values = heads * width;
+    std::vector<uint16_t> rows(static_cast<size_t>(kTokens * width)), q(static_cast<size_t>(kTokens * values)),
+        turned(q.size());
+    std::vector<int64_t> slots, positions;
+    for (int32_t t = 0; t < kTokens; ++t) {
+      generator_.projected_latent(seed_of_token(t), t, rows.data() + t * width);
+      generator_.projected_query(seed_of_token(t), {.q_nope = q.data() + t * values,
+                                                    .q_nope_stride_head = width,
+                                                    .q_pe = q.data() + t * values + model.kv_lora_rank,
+                                                    .q_pe_stride_head = width});
+      slots.push_back(pages[static_cast<size_t>(t / kPage)] * kPage + t % kPage);
+      positions.push_back(t + shift);
+    }
+    const TensorView all = contiguous(q.data(), DType::kBF16, {kTokens, heads, width});
+    const Status status = layer_.append({.latents = rows.data(), .slots = slots, .positions = positions},
+                                        {.q_nope = slice(all, 2, 0, model.kv_lora_rank),
+                                         .q_pe = slice(all, 2, model.kv_lora_rank, model.qk_rope_head_dim),
+                                         .out = contiguous(turned.data(), DType::kBF16, {kTokens, heads, width})},
+                                        Phase::kPrefillPrologue, nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+    CheckLog log;
+    const RowOracle oracle(model, generator_, options.dtype);
+    std::vector<float> got;
+    for (auto value = turned.end() - values; value != turned.end(); ++value) got.push_back(bf16_to_f32(*value));
+    check_queries("newest token", got, oracle.query(seed_of_token(kTokens - 1), kTokens - 1), heads, log);
+    RowFormat format(model, options.cache, reference_);
+    const std::vector<int32_t> some = {0, 1, 511, kTokens - 2, kTokens - 1};
+    EXPECT_TRUE(check_rows(
+                    "row", some, layer_.rows(reference_, kWindow, pages, some), format,
+                    [&](int32_t row) { return oracle.latent(seed_of_token, row); }, log)
+                    .ok());
+    return log;
+  }
   /// Returns all rows and keys of a request.
   std::vector<float> everything(std::span<const int32_t> pages) {
     std::vector<float> all;
@@ -180,6 +218,21 @@ TEST(PooledLayer, TheComparisonNoticesWhatIsWrong) {
         << log.failures[0];
     EXPECT_GT(log.worst_row, 1.0);
   }
+}
+
+TEST(PooledLayer, RowsAndQueriesAreNormalizedAndTurned) {
+  for (const Case& one : kCases)
+    for (const char* backend : {"", "reference"}) {
+      MLA_TRACE(fmt::format("{} {} {}", one.model, name(one.pool_cache), backend));
+      Served served(options_of(one.model, one.pool_cache), backend);
+      const CheckLog right = served.append(kPages, 0);
+      EXPECT_FALSE(right.failed()) << right.failures[0];
+      EXPECT_EQ(right.num_queries, 64);
+      EXPECT_EQ(right.num_rows, 5);
+      const CheckLog wrong = served.append(kPages, 1);
+      EXPECT_GT(wrong.worst_query, 1.0);
+      EXPECT_GT(wrong.worst_row, 1.0);
+    }
 }
 
 TEST(PooledLayer, KindsOfTheModels) {
