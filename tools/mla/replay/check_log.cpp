@@ -31,19 +31,24 @@ void CheckLog::note(double error, double& worst, const std::string& what, const 
 
 void CheckLog::note_row(double error, double tolerance, const std::string& what) {
   ++num_rows;
-  note_share(error, tolerance, worst_row, what, "its activations");
+  note_share(error, tolerance, worst_row, what, "its activations come to");
 }
 
 void CheckLog::note_query(double error, double tolerance, const std::string& what) {
   ++num_queries;
-  note_share(error, tolerance, worst_query, what, "its activations");
+  note_share(error, tolerance, worst_query, what, "its activations come to");
+}
+
+void CheckLog::note_output(double error, double tolerance, const std::string& what) {
+  ++num_outputs;
+  note_share(error, tolerance, worst_output, what, "attention's output comes to");
 }
 
 void CheckLog::note_share(double error, double tolerance, double& worst, const std::string& what, const char* source) {
   worst = std::max(worst, error / tolerance);
   if (!(error <= tolerance))
-    fail(fmt::format("{}: expected at most {:.4f} from what {} come to, rounding aside, got {:.4g}", what, tolerance,
-                     source, error));
+    fail(fmt::format("{}: expected at most {:.4f} from what {}, rounding aside, got {:.4g}", what, tolerance, source,
+                     error));
 }
 
 void CheckLog::fail(std::string sentence) {

@@ -26,6 +26,8 @@ struct CheckLog {
   double worst_row = 0.0;             ///< the largest of their errors, as a share of the tolerance
   int64_t num_queries = 0;            ///< heads' queries that were compared with the activations
   double worst_query = 0.0;           ///< as worst_row
+  int64_t num_outputs = 0;            ///< heads' finished outputs that were compared with attention's
+  double worst_output = 0.0;          ///< as worst_row
   std::vector<std::string> failures;  ///< one sentence for each comparison that failed; the first ten
 
   bool failed() const { return !failures.empty(); }
@@ -36,6 +38,8 @@ struct CheckLog {
   void note_row(double error, double tolerance, const std::string& what);
   /// Does the same for a head's query.
   void note_query(double error, double tolerance, const std::string& what);
+  /// Does the same for a head's finished output.
+  void note_output(double error, double tolerance, const std::string& what);
   void fail(std::string sentence);
 
  private:

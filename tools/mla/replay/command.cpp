@@ -180,6 +180,10 @@ void check_layer(const Options& options, const LayerOptions& layer) {
                      model.name, layer.page_size);
   if (!model.value_is_row) return;
   if (!options.sparse) throw UsageError("--model: the layers of {} are sparse; expected --sparse too", model.name);
+  if (channels_per_scale(model) == 0)
+    throw UsageError(
+        "--model: expected heads of a multiple of 32 channels, which are quantized for the projection, got {}",
+        model.d_v());
   for (int32_t unit : PooledLayer::page_units(layer))
     if (layer.page_size % unit != 0)
       throw UsageError("--page-size: expected a multiple of {} for the compressed rows of {}, got {}", unit, model.name,

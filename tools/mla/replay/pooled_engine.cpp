@@ -62,7 +62,7 @@ int64_t PooledEngine::memory_needed(const EngineOptions& options) {
   const auto bytes = static_cast<int64_t>(size_of(options.layer.dtype));
   const int64_t rows = options.layer.chunk + options.layer.decode_rows();
   return PooledLayer::cache_bytes(options.layer) + PooledLayer::compressor_bytes(options.layer) +
-         rows * model.d_qk() * bytes + slice_bytes(model, bytes);
+         rows * model.d_qk() * bytes + slice_bytes(model, bytes) + Epilogue::memory_needed(model, kSliceTokens);
 }
 
 void PooledEngine::add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted) {
@@ -212,9 +212,6 @@ Status PooledEngine::append_slice(int64_t first, int64_t count, Phase phase) {
   const ModelConfig& model = options_.layer.model;
   const DType dtype = options_.layer.dtype;
   const int64_t heads = model.num_attention_heads;
-  const auto part = [&](const std::vector<int64_t>& of) {
-    return std::span(of).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-  };
   NewQueries queries;
   if (has_prologue(model)) {
     const TensorView q = contiguous(projected_q_.data(), dtype, {count, heads, model.d_qk()});
@@ -223,9 +220,10 @@ Status PooledEngine::append_slice(int64_t first, int64_t count, Phase phase) {
                .out = contiguous(q_.data(), dtype, {count, heads, model.d_qk()})};
   }
   const auto row_bytes = model.d_qk() * static_cast<int64_t>(size_of(dtype));
-  return layer_.append(
-      {.latents = latents_.data() + first * row_bytes, .slots = part(slots_), .positions = part(positions_)}, queries,
-      phase, &recorder_);
+  return layer_.append({.latents = latents_.data() + first * row_bytes,
+                        .slots = std::span(slots_).subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                        .positions = positions_of_slice(first, count)},
+                       queries, phase, &recorder_);
 }
 
 Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample) {
@@ -244,6 +242,8 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
     status = layer_.select(kind, ranges, indexer_queries(kind, 0), choice, &recorder_);
     if (!status.ok()) return status;
     if (status = layer_.attend(operations_, q, 0, 0, o, phase, &recorder_); !status.ok()) return status;
+    const Phase finish = prefill ? Phase::kPrefillFinish : Phase::kDecodeFinish;
+    if (status = layer_.finish(o, positions_of_slice(first, count), finish, &recorder_); !status.ok()) return status;
     if (!sample || sample->kind != kind || sample->token < first || sample->token >= first + count) continue;
     status = recorder_.time(Phase::kCheck, [&] { return check(*sample, first); });
     if (!status.ok()) return status;
@@ -295,6 +295,16 @@ void PooledEngine::check_query(const Sample& sample, int64_t row, const std::str
   const auto got = widened(q_.data() + row * values * static_cast<int64_t>(size_of(options_.layer.dtype)),
                            options_.layer.dtype, values);
   check_queries(what, got, oracle_.query(token.seed, token.place.position), model.num_attention_heads, log_);
+}
+
+void PooledEngine::check_output(const Sample& sample, int64_t row, std::span<const float> o, const std::string& what) {
+  const ModelConfig& model = options_.layer.model;
+  const int32_t position = tokens_[static_cast<size_t>(sample.token)].place.position;
+  for (int64_t head = 0; head < model.num_attention_heads; ++head) {
+    const auto output = o.subspan(static_cast<size_t>(head * model.d_v()), static_cast<size_t>(model.d_v()));
+    log_.note_output(layer_.epilogue().error(row, head, oracle_.turned_back(output, position)), kOutputTolerance,
+                     fmt::format("{}, finished output of head {}", what, head));
+  }
 }
 
 // Finds out which of the compressed rows the token got, and checks that they are those that it should have got.
@@ -353,6 +363,7 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
   log_.note(relative_error(got.data() + head * d_v, expected.data(), d_v), log_.worst_reference,
             fmt::format("{}, head {}", what, head), "the reference");
 
+  check_output(sample, row, got, what);
   if (has_prologue(model)) check_query(sample, row, what);
   if (status = check_cached(sample, what); !status.ok()) return status;
   std::vector<int32_t> positions;

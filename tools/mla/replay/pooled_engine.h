@@ -44,6 +44,9 @@ class PooledEngine : public Engine {
   void add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted);
   void plan_step(const Step& step, std::span<const Sequence> sequences);
   std::vector<TokenRange> ranges_of(int64_t first, int64_t count) const;
+  std::span<const int64_t> positions_of_slice(int64_t first, int64_t count) const {
+    return std::span(positions_).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  }
   SeedOf seed_of(int64_t token) const;
   int64_t indexer_row(size_t kind, int64_t row) const;
   IndexerQueries indexer_queries(size_t kind, int64_t row) const;
@@ -59,6 +62,7 @@ class PooledEngine : public Engine {
   Status check_rows_of(size_t pool, const Sample& sample, const std::string& what);
   Status check_cached(const Sample& sample, const std::string& what);
   void check_query(const Sample& sample, int64_t row, const std::string& what);
+  void check_output(const Sample& sample, int64_t row, std::span<const float> o, const std::string& what);
 
   EngineOptions options_;
   Operations operations_, reference_;

@@ -65,6 +65,7 @@ PooledLayer::PooledLayer(const LayerOptions& options, const Generator& generator
       kinds_(pooled_kinds(options.model)),
       angles_(generator, options.model.qk_rope_head_dim, options.max_positions, operations.gpu()),
       prologue_(options.model, options.dtype, generator, angles_),
+      epilogue_(options.model, angles_),
       chooser_(operations) {
   const ModelConfig& model = options.model;
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
@@ -279,6 +280,10 @@ Status PooledLayer::attend(Operations& operations, const TensorView& q, int64_t 
   else
     recorder->add_prefill_flops(flops);
   return status;
+}
+
+Status PooledLayer::finish(const TensorView& o, std::span<const int64_t> positions, Phase phase, Recorder* recorder) {
+  return epilogue_.run(operations_, o, positions, phase, recorder);
 }
 
 Status PooledLayer::attend_gathered(size_t kind, const TokenPlace& token, std::span<const int32_t> positions,

@@ -14,6 +14,7 @@
 #include "mla/replay/cache_pool.h"
 #include "mla/replay/chooser.h"
 #include "mla/replay/compressor.h"
+#include "mla/replay/epilogue.h"
 #include "mla/replay/generator.h"
 #include "mla/replay/layer.h"
 #include "mla/replay/operations.h"
@@ -81,6 +82,10 @@ class PooledLayer {
   /// heads from `first_head` on.
   Status attend(Operations& operations, const TensorView& q, int64_t first, int32_t first_head, const TensorView& o,
                 Phase phase, Recorder* recorder);
+  /// Makes attention's outputs o [T, H, d_v] of tokens at these positions ready for the projection; epilogue() has
+  /// them.
+  Status finish(const TensorView& o, std::span<const int64_t> positions, Phase phase, Recorder* recorder);
+  const Epilogue& epilogue() const { return epilogue_; }
   /// Returns the slots of the second pool that the token got, up to the first -1.
   std::span<const int32_t> selected(int64_t token) const;
   /// Returns the candidate blocks that were picked last for the token, with -1 behind them.
@@ -118,6 +123,7 @@ class PooledLayer {
   std::vector<IndexerPool> indexers_;  // by kind; empty where nothing is chosen, or another kind's is read
   Angles angles_;
   Prologue prologue_;
+  Epilogue epilogue_;
   std::vector<std::optional<Compressor>> row_compressors_, key_compressors_;  // by kind
   Chooser chooser_;
   // These are what select() chose.

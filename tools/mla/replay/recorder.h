@@ -22,6 +22,7 @@ enum class Phase : uint8_t {
   kPrefillTopK,     ///< the choice of keys, and of candidate blocks
   kPrefillSlots,    ///< the slots in which the chosen keys lie
   kPrefillAttention,
+  kPrefillFinish,  ///< outputs turned back and quantized for the projection
   kMerge,
   kDecodePrologue,    ///< as prefill's
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
@@ -29,35 +30,21 @@ enum class Phase : uint8_t {
   kDecodeTopK,
   kDecodeSlots,
   kDecodeAttention,
-  kDecodeMerge,  ///< merging of the ranks' states
-  kPlan,         ///< page tables, workspaces, plans
-  kTransfer,     ///< copies between the host's memory and a GPU's: not part of serving, which would make all on the GPU
-  kGenerate,     ///< random activations: not part of serving
-  kCheck,        ///< comparison of results: not part of serving
+  kDecodeFinish,  ///< as prefill's
+  kDecodeMerge,   ///< merging of the ranks' states
+  kPlan,          ///< page tables, workspaces, plans
+  kTransfer,  ///< copies between the host's memory and a GPU's: not part of serving, which would make all on the GPU
+  kGenerate,  ///< random activations: not part of serving
+  kCheck,     ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {Phase::kAppend,
-                                       Phase::kPrefillPrologue,
-                                       Phase::kAppendKeys,
-                                       Phase::kCompress,
-                                       Phase::kGather,
-                                       Phase::kUpProjection,
-                                       Phase::kPrefillIndexer,
-                                       Phase::kPrefillTopK,
-                                       Phase::kPrefillSlots,
-                                       Phase::kPrefillAttention,
-                                       Phase::kMerge,
-                                       Phase::kDecodePrologue,
-                                       Phase::kDecodeProjection,
-                                       Phase::kDecodeIndexer,
-                                       Phase::kDecodeTopK,
-                                       Phase::kDecodeSlots,
-                                       Phase::kDecodeAttention,
-                                       Phase::kDecodeMerge,
-                                       Phase::kPlan,
-                                       Phase::kTransfer,
-                                       Phase::kGenerate,
-                                       Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {
+    Phase::kAppend,         Phase::kPrefillPrologue,  Phase::kAppendKeys,     Phase::kCompress,
+    Phase::kGather,         Phase::kUpProjection,     Phase::kPrefillIndexer, Phase::kPrefillTopK,
+    Phase::kPrefillSlots,   Phase::kPrefillAttention, Phase::kPrefillFinish,  Phase::kMerge,
+    Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeIndexer,  Phase::kDecodeTopK,
+    Phase::kDecodeSlots,    Phase::kDecodeAttention,  Phase::kDecodeFinish,   Phase::kDecodeMerge,
+    Phase::kPlan,           Phase::kTransfer,         Phase::kGenerate,       Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// Returns the phase's name: "append", "gather", "up_projection", ...

@@ -67,6 +67,8 @@ std::vector<OperationPhases> operation_phases(Op prefill, Op decode) {
       {.name = name(prefill), .prefill = Phase::kPrefillAttention, .decode = {}, .both = {}}};
   if (decode != prefill) all.push_back({.name = name(decode), .prefill = {}, .decode = {}, .both = {}});
   all.back().decode = Phase::kDecodeAttention;
+  all.push_back(
+      {.name = "finish_output", .prefill = Phase::kPrefillFinish, .decode = Phase::kDecodeFinish, .both = {}});
   all.push_back({.name = "merge_states", .prefill = Phase::kMerge, .decode = Phase::kDecodeMerge, .both = {}});
   all.push_back({.name = "plan", .prefill = {}, .decode = {}, .both = Phase::kPlan});
   return all;
@@ -127,14 +129,14 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     return std::accumulate(phases.begin(), phases.end(), 0.0,
                            [&](double sum, Phase phase) { return sum + seconds(phase); });
   };
-  prefill_tokens_per_s = rate(
-      static_cast<double>(prefill_tokens),
-      add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kGather, Phase::kUpProjection, Phase::kPrefillIndexer,
-              Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention, Phase::kMerge}));
+  prefill_tokens_per_s = rate(static_cast<double>(prefill_tokens),
+                              add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kGather, Phase::kUpProjection,
+                                      Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots,
+                                      Phase::kPrefillAttention, Phase::kPrefillFinish, Phase::kMerge}));
   decode_tokens_per_s =
       rate(static_cast<double>(decode_rows),
            add_up({Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
-                   Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeMerge}));
+                   Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeFinish, Phase::kDecodeMerge}));
   prefill_gflops = rate(recorder.prefill_flops() / 1e9, prefill_attention);
   decode_gflops = rate(recorder.decode_flops() / 1e9, decode_attention);
   projection_gflops = rate(recorder.projection_flops() / 1e9, seconds(Phase::kUpProjection));
@@ -152,6 +154,8 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
   worst_row_share = log.worst_row;
   checked_queries = log.num_queries;
   worst_query_share = log.worst_query;
+  checked_outputs = log.num_outputs;
+  worst_output_share = log.worst_output;
   failures = log.failures;
 }
 
@@ -217,6 +221,8 @@ Json Report::to_json() const {
       {"worst_row_share", checked_rows > 0 ? worst_row_share : none},
       {"checked_queries", checked_queries},
       {"worst_query_share", checked_queries > 0 ? worst_query_share : none},
+      {"checked_outputs", checked_outputs},
+      {"worst_output_share", checked_outputs > 0 ? worst_output_share : none},
       {"failures", failures},
       {"ttft_ms", percentiles_json(ttft_ms)},
       {"tpot_ms", percentiles_json(tpot_ms)},
@@ -315,6 +321,10 @@ void Report::print_checks(const Output& output) const {
   if (checked_queries > 0)
     output.print("{} queries of heads against float64 from the activations: the worst has {} of the error accepted\n",
                  checked_queries, human_percent(worst_query_share));
+  if (checked_outputs > 0)
+    output.print(
+        "{} finished outputs of heads against float64 from attention's: the worst has {} of the error accepted\n",
+        checked_outputs, human_percent(worst_output_share));
   if (checked_rows > 0)
     output.print(
         "{} cached rows and keys against float64 from the activations: the worst has {} of the error accepted\n",

@@ -75,6 +75,8 @@ struct Report {
   double worst_row_share = 0.0;  ///< the largest of their errors, as a share of what the format allows
   int64_t checked_queries = 0;   ///< of heads, as append_rope left them, compared with the activations
   double worst_query_share = 0.0;
+  int64_t checked_outputs = 0;  ///< of heads, as finish_output left them, compared with attention's
+  double worst_output_share = 0.0;
   std::vector<std::string> failures;
 
   /// Returns whether attention was faster than the machine can be: then something disturbed the samples of the

@@ -47,9 +47,9 @@ std::vector<double> RowOracle::projected(const SeedOf& seed_of, int32_t position
 }
 
 // DeepSeek's pairing: channels 2i and 2i + 1 turn together.
-void RowOracle::turn(double* channels, int32_t count, int32_t position) const {
+void RowOracle::turn(double* channels, int32_t count, double positions) const {
   for (int32_t pair = 0; pair < count / 2; ++pair) {
-    const double angle = generator_.angle(position, pair);
+    const double angle = positions * generator_.angle(1, pair);
     const double x = channels[2 * pair], y = channels[2 * pair + 1];
     channels[2 * pair] = x * std::cos(angle) - y * std::sin(angle);
     channels[2 * pair + 1] = x * std::sin(angle) + y * std::cos(angle);
@@ -82,6 +82,13 @@ std::vector<double> RowOracle::query(uint64_t token_seed, int32_t position) cons
     query.insert(query.end(), one.end() - width, one.end());
   }
   return query;
+}
+
+std::vector<double> RowOracle::turned_back(std::span<const float> output, int32_t position) const {
+  std::vector<double> turned(output.begin(), output.end());
+  turn(turned.data() + turned.size() - model_.qk_rope_head_dim, model_.qk_rope_head_dim,
+       -static_cast<double>(position));
+  return turned;
 }
 
 std::vector<double> RowOracle::pooled(const CompressorShape& shape, const SeedOf& seed_of, int32_t group) const {

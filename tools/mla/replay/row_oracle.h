@@ -35,6 +35,8 @@ class RowOracle {
   /// Returns the parts of a token's query that are normalized and turned on their way to attention, [H, n]: its heads
   /// (value_is_row), or their q_pe.
   std::vector<double> query(uint64_t token_seed, int32_t position) const;
+  /// Returns a head's output with its rotary channels, the last ones, turned back.
+  std::vector<double> turned_back(std::span<const float> output, int32_t position) const;
   /// Returns the latent of a group, computed from all of its tokens, not yet rotated, and rounded to the activations'
   /// type.
   std::vector<double> pooled(const CompressorShape& shape, const SeedOf& seed_of, int32_t group) const;
@@ -45,7 +47,7 @@ class RowOracle {
 
  private:
   std::vector<double> widened(const std::byte* values, int64_t count) const;
-  void turn(double* channels, int32_t count, int32_t position) const;
+  void turn(double* channels, int32_t count, double positions) const;
 
   ModelConfig model_;
   const Generator& generator_;

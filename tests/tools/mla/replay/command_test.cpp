@@ -300,8 +300,13 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     if (pool_cache != nullptr) {
       EXPECT_EQ(report["checked_queries"], report["checks"].get<int64_t>() * 64);
       EXPECT_LT(report["worst_query_share"], 1.0);
+      EXPECT_EQ(report["checked_outputs"], report["checked_queries"]);
+      EXPECT_LT(report["worst_output_share"], 1.0);
+      EXPECT_THAT(outcome.err, AllOf(HasSubstr(" queries of heads against float64"),
+                                     HasSubstr(" finished outputs of heads against float64")));
     } else {
       EXPECT_TRUE(report["worst_query_share"].is_null()) << "GLM-5.3-Flash turns nothing";
+      EXPECT_TRUE(report["worst_output_share"].is_null());
     }
     EXPECT_GT(report["worst_error_prefill_decode"], 0.0);
     EXPECT_LT(report["worst_error"], report["tolerance"]);
@@ -316,6 +321,7 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     steps.insert(steps.end(), {"indexer_logits", "top_k", "physical_slots"});
     if (pool_cache == nullptr) steps.emplace_back("prefill");
     steps.emplace_back("decode_sparse");
+    if (pool_cache != nullptr) steps.emplace_back("finish_output");
     if (pool_cache == nullptr) steps.emplace_back("merge_states");
     steps.emplace_back("plan");
     EXPECT_EQ(operations(report), steps);
@@ -436,6 +442,10 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   };
   write("bad.jsonl",
         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 5, \"hash_ids\": [1]}\n{\"timestamp\": 0}\n");
+  write("narrow.json",
+        R"({"num_attention_heads": 4, "num_hidden_layers": 2, "head_dim": 208, "qk_rope_head_dim": 64,
+            "sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "rope_theta": 10000,
+            "compress_ratios": [0, 4]})");
   write("dense.json", R"({"num_attention_heads": 4, "hidden_size": 64})");
   const std::string trace = path("trace.jsonl"), config = path("config.json");
   expect_error({path("missing.jsonl")}, "missing.jsonl: cannot open");
@@ -460,6 +470,8 @@ TEST_F(ReplayCommand, BadInputIsOneClearError) {
   expect_error({trace, "--model", "deepseek-v4.1-flash", "--sparse", "--candidate-blocks", "0"}, "--candidate-blocks");
   expect_error({trace, "--model", "deepseek-v4-flash", "--sparse", "--page-size", "64"},
                "--page-size: expected a mult");
+  expect_error({trace, "--model", path("narrow.json"), "--sparse", "--cache", "bf16", "--pool-cache", "bf16"},
+               "--model: expected heads of a multiple of 32 channels, which are quantized for the projection, got 208");
   expect_error({trace, "--mtp", "-1"}, "--mtp");
   expect_error({trace, "--shared-prefix", "--dcp", "2"},
                "--shared-prefix: expected dense attention of one rank, not --dcp");
