@@ -157,7 +157,7 @@ Status Checker::compare_with_reference(const Sample& sample, const TensorView& q
   Status status =
       sample.slots != nullptr
           ? layer_.decode_slots(reference_, one, pe, contiguous(sample.slots, DType::kI32, {1, layer_.list_width()}),
-                                out, nullptr)
+                                out, Phase::kCheck, nullptr)
           : layer_.decode(reference_, one, pe, std::span(&sample.token, 1), out, nullptr);
   if (!status.ok()) return status;
   const auto got = to_f32(static_cast<const std::byte*>(o) + head * rank * static_cast<int64_t>(size_of(options.dtype)),

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes the steps of DeepSeek V2 to V3.2 and their relatives: up-projected prefill, absorbed decode, dense or
-// sparse, on one or more ranks.
+// sparse, on one or more ranks. Sparse attention is absorbed for prompts too, from the token on that sees more keys
+// than are chosen.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "mla/bench/memory.h"
@@ -32,29 +36,51 @@ class LatentEngine : public Engine {
   struct TokenJob {
     uint64_t seed;
     int32_t position;
-    QueryRow query;
-    int64_t indexer_row;  // -1: no indexer query
+    size_t piece;       // of pieces_
+    int64_t dense_row;  // of q_ and o_; -1: attention is absorbed
   };
+  /// Holds what the step has of a request. Its tokens are jobs_ from `first_job` on.
+  struct Piece {
+    TokenRange range;
+    const Sequence* sequence;
+    int64_t first_job;
+    int32_t dense;  // so many tokens attend to every key, up-projected
+  };
+  /// Names the phases of absorbed attention.
+  struct AbsorbedPhases {
+    Phase projection, prologue, attention;
+    ChoicePhases choice;
+  };
+  static constexpr AbsorbedPhases kOfPrompts = {Phase::kPrefillProjection, Phase::kPrefillPrologue,
+                                                Phase::kPrefillSparse, kPrefillChoice};
+  static constexpr AbsorbedPhases kOfAnswers = {Phase::kDecodeProjection, Phase::kDecodePrologue,
+                                                Phase::kDecodeAttention, kDecodeChoice};
   bool sparse() const { return options_.layer.topk > 0; }
-  int64_t first_decode_row() const {
-    int64_t row = 0;
-    for (const TokenRange& piece : prefill_) row += piece.count;
-    return row;
-  }
-  /// Returns decode's queries as attention gets them, [decode_rows, H, d_qk].
-  const bench::Buffer& decode_queries() const { return has_prologue(options_.layer.model) ? decode_q_ : absorbed_; }
+  static int64_t absorbed_rows(const LayerOptions& options);
   int64_t index_heads() const { return indexer_heads(options_.layer.model); }
-  void generate(const Step& step, std::span<const Sequence> sequences);
-  TokenRange add_tokens(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t accepted);
-  SeedOf seed_of(const Sequence& sequence, const TokenRange& piece, int64_t first_job) const;
-  void place_decode_queries(int64_t first_job);
-  void generate_token(const TokenJob& job, int64_t index);
+  /// Returns absorbed queries as attention gets them, [absorbed_rows, H, d_qk].
+  const bench::Buffer& ready_queries() const { return has_prologue(options_.layer.model) ? ready_q_ : absorbed_; }
+  QueryRow dense_query(int64_t row) const;
+  QueryRow absorbed_query(int64_t row) const;
+  IndexerQueries indexer_queries(int64_t row) const;
+  void plan_step(const Step& step, std::span<const Sequence> sequences);
+  void add_piece(const Sequence& sequence, int32_t index, int32_t start, int32_t count, int32_t dense,
+                 int32_t accepted);
+  void generate_tokens();
+  void generate_queries(int64_t first, int64_t count);
+  NewTokens tokens(int64_t first, int64_t count) const;
+  std::vector<TokenRange> ranges_of(int64_t first, int64_t count) const;
+  SeedOf seed_of(const Piece& piece) const;
   Status append();
+  Status attend_dense();
+  Status attend_absorbed(int64_t first, int64_t count, const AbsorbedPhases& phases,
+                         const std::optional<int64_t>& sample);
   Status run_prefill();
   Status run_decode();
-  Status check(const Step& step, std::span<const Sequence> sequences);
-  Status check_prefill(const Step& step, std::span<const Sequence> sequences);
-  Status check_decode(const Step& step, std::span<const Sequence> sequences);
+  std::optional<int64_t> pick(std::span<const Piece> pieces, int64_t& steps) const;
+  std::string describe(int64_t job) const;
+  Status check_dense(int64_t job);
+  Status check_absorbed(int64_t job, int64_t first);
 
   EngineOptions options_;
   Recorder recorder_;
@@ -65,19 +91,23 @@ class LatentEngine : public Engine {
   Layer layer_;
   Checker checker_;
   Seats seats_;
+  const std::atomic<bool>& stop_;
   bool cut_short_ = false;
   int64_t prefill_steps_ = 0, decode_steps_ = 0;
 
   bench::Buffer latents_;                                    // [chunk + decode_rows, d_qk]
-  bench::Buffer q_, o_, lse_;                                // prefill: [chunk, H, ...]
-  bench::Buffer q_nope_, q_pe_, absorbed_, o_latent_, out_;  // decode: [decode_rows, H, ...]
-  bench::Buffer decode_q_;                                   // decode, with a prologue: [decode_rows, H, d_qk]
-  bench::Buffer indexer_q_, indexer_weights_;                // decode: [decode_rows, indexer's heads, ...]
+  bench::Buffer q_, o_, lse_;                                // dense prefill: [chunk, H, ...]
+  bench::Buffer q_nope_, q_pe_, absorbed_, o_latent_, out_;  // absorbed attention: [absorbed_rows, H, ...]
+  bench::Buffer ready_q_;                                    // the same with a prologue: [absorbed_rows, H, d_qk]
+  bench::Buffer indexer_q_, indexer_weights_;                // the same: [absorbed_rows, indexer's heads, ...]
   // These are of the current step, in the order of the latents: prefill's tokens, then decode's.
   std::vector<TokenJob> jobs_;
   std::vector<int64_t> slots_, positions_;
-  std::vector<TokenRange> prefill_, decode_;
-  TensorView selected_;  // sparse decode: [T, topk]
+  std::vector<Piece> pieces_;
+  size_t num_prefill_pieces_ = 0;
+  int64_t num_prefill_ = 0;        // tokens
+  std::vector<TokenRange> dense_;  // of the tokens in q_
+  TensorView selected_;            // sparse attention: [T, list_width]
 };
 
 }  // namespace mla::cli::replay

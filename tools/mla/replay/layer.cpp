@@ -302,14 +302,14 @@ Status Layer::decode_ranks(Operations& operations, DecodeParams params, std::spa
 }
 
 Result<TensorView> Layer::select(const IndexerQueries& queries, std::span<const TokenRange> requests,
-                                 Recorder* recorder) {
+                                 const ChoicePhases& phases, Recorder* recorder) {
   timed(recorder, Phase::kPlan, [&] { batch_.assign(requests, options_.page_size); });
-  if (Status status = chooser_.choose(batch_, choice_, queries, kDecodeChoice, recorder); !status.ok()) return status;
+  if (Status status = chooser_.choose(batch_, choice_, queries, phases, recorder); !status.ok()) return status;
   return chooser_.slots();
 }
 
 Status Layer::decode_slots(Operations& operations, const TensorView& q_nope, const TensorView& q_pe,
-                           const TensorView& slots, const TensorView& o, Recorder* recorder) {
+                           const TensorView& slots, const TensorView& o, Phase phase, Recorder* recorder) {
   DecodeSparseParams params;
   params.q_nope = q_nope;
   params.q_pe = q_pe;
@@ -320,13 +320,17 @@ Status Layer::decode_slots(Operations& operations, const TensorView& q_nope, con
   params.pool = {.cache = *cache, .indices = slots, .topk_length = {}};
   params.sm_scale = options_.model.sm_scale();
   params.o = o;
-  Status status = operations.plan_and_run(params, Phase::kDecodeAttention, recorder);
+  Status status = operations.plan_and_run(params, phase, recorder);
   if (recorder != nullptr) {
     const auto* first = static_cast<const int32_t*>(slots.data);
     const auto keys = std::count_if(first, first + slots.numel(), [](int32_t slot) { return slot >= 0; });
     const auto heads = static_cast<double>(q_nope.shape[1]);
-    recorder->add_decode_flops(2.0 * static_cast<double>(keys) * heads *
-                               (options_.model.d_qk() + options_.model.kv_lora_rank));
+    const double flops =
+        2.0 * static_cast<double>(keys) * heads * (options_.model.d_qk() + options_.model.kv_lora_rank);
+    if (phase == Phase::kDecodeAttention)
+      recorder->add_decode_flops(flops);
+    else
+      recorder->add_prefill_flops(flops);
   }
   return status;
 }

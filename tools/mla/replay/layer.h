@@ -95,10 +95,11 @@ class Layer {
 
   /// Returns the slots of the tokens that each of the ranges' tokens attends to, [T, list_width()], with -1 behind the
   /// last. The slots are valid until the next call.
-  Result<TensorView> select(const IndexerQueries& queries, std::span<const TokenRange> requests, Recorder* recorder);
-  /// Computes absorbed decode over the slots [T, list_width()], by `operations`.
+  Result<TensorView> select(const IndexerQueries& queries, std::span<const TokenRange> requests,
+                            const ChoicePhases& phases, Recorder* recorder);
+  /// Computes absorbed attention to the slots [T, list_width()], by `operations`.
   Status decode_slots(Operations& operations, const TensorView& q_nope, const TensorView& q_pe, const TensorView& slots,
-                      const TensorView& o, Recorder* recorder);
+                      const TensorView& o, Phase phase, Recorder* recorder);
   /// Returns the indexer's logits of every key that a token (the range's only one) sees, computed by `operations`.
   Result<std::vector<float>> indexer_logits(Operations& operations, const IndexerQueries& query,
                                             const TokenRange& token);

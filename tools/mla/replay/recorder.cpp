@@ -12,6 +12,8 @@ std::string_view name(Phase phase) {
     case Phase::kGather: return "gather";
     case Phase::kUpProjection: return "up_projection";
     case Phase::kPrefillAttention: return "prefill_attention";
+    case Phase::kPrefillSparse: return "prefill_sparse_attention";
+    case Phase::kPrefillProjection: return "prefill_projection";
     case Phase::kPrefillFinish: return "prefill_finish_output";
     case Phase::kDecodeFinish: return "decode_finish_output";
     case Phase::kMerge: return "merge";

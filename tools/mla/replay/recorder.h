@@ -22,7 +22,9 @@ enum class Phase : uint8_t {
   kPrefillTopK,     ///< the choice of keys, and of candidate blocks
   kPrefillSlots,    ///< the slots in which the chosen keys lie
   kPrefillAttention,
-  kPrefillFinish,  ///< outputs turned back and quantized for the projection
+  kPrefillSparse,      ///< absorbed, where the rest of a prompt is up-projected
+  kPrefillProjection,  ///< as decode's, around it
+  kPrefillFinish,      ///< outputs turned back and quantized for the projection
   kMerge,
   kDecodePrologue,    ///< as prefill's
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
@@ -38,13 +40,19 @@ enum class Phase : uint8_t {
   kCheck,     ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {
-    Phase::kAppend,         Phase::kPrefillPrologue,  Phase::kAppendKeys,     Phase::kCompress,
-    Phase::kGather,         Phase::kUpProjection,     Phase::kPrefillIndexer, Phase::kPrefillTopK,
-    Phase::kPrefillSlots,   Phase::kPrefillAttention, Phase::kPrefillFinish,  Phase::kMerge,
-    Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeIndexer,  Phase::kDecodeTopK,
-    Phase::kDecodeSlots,    Phase::kDecodeAttention,  Phase::kDecodeFinish,   Phase::kDecodeMerge,
-    Phase::kPlan,           Phase::kTransfer,         Phase::kGenerate,       Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {Phase::kAppend,         Phase::kPrefillPrologue,
+                                       Phase::kAppendKeys,     Phase::kCompress,
+                                       Phase::kGather,         Phase::kUpProjection,
+                                       Phase::kPrefillIndexer, Phase::kPrefillTopK,
+                                       Phase::kPrefillSlots,   Phase::kPrefillAttention,
+                                       Phase::kPrefillSparse,  Phase::kPrefillProjection,
+                                       Phase::kPrefillFinish,  Phase::kMerge,
+                                       Phase::kDecodePrologue, Phase::kDecodeProjection,
+                                       Phase::kDecodeIndexer,  Phase::kDecodeTopK,
+                                       Phase::kDecodeSlots,    Phase::kDecodeAttention,
+                                       Phase::kDecodeFinish,   Phase::kDecodeMerge,
+                                       Phase::kPlan,           Phase::kTransfer,
+                                       Phase::kGenerate,       Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// Returns the phase's name: "append", "gather", "up_projection", ...

@@ -60,12 +60,14 @@ std::vector<OperationPhases> operation_phases(Op prefill, Op decode) {
       {.name = "compress", .prefill = {}, .decode = {}, .both = Phase::kCompress},
       {.name = "append_indexer", .prefill = {}, .decode = {}, .both = Phase::kAppendKeys},
       {.name = "gather", .prefill = Phase::kGather, .decode = {}, .both = {}},
-      {.name = "projections", .prefill = Phase::kUpProjection, .decode = Phase::kDecodeProjection, .both = {}},
+      {.name = "up_projection", .prefill = Phase::kUpProjection, .decode = {}, .both = {}},
+      {.name = "projections", .prefill = Phase::kPrefillProjection, .decode = Phase::kDecodeProjection, .both = {}},
       {.name = "indexer_logits", .prefill = Phase::kPrefillIndexer, .decode = Phase::kDecodeIndexer, .both = {}},
       {.name = "top_k", .prefill = Phase::kPrefillTopK, .decode = Phase::kDecodeTopK, .both = {}},
       {.name = "physical_slots", .prefill = Phase::kPrefillSlots, .decode = Phase::kDecodeSlots, .both = {}},
       {.name = name(prefill), .prefill = Phase::kPrefillAttention, .decode = {}, .both = {}}};
-  if (decode != prefill) all.push_back({.name = name(decode), .prefill = {}, .decode = {}, .both = {}});
+  if (decode != prefill)
+    all.push_back({.name = name(decode), .prefill = Phase::kPrefillSparse, .decode = {}, .both = {}});
   all.back().decode = Phase::kDecodeAttention;
   all.push_back(
       {.name = "finish_output", .prefill = Phase::kPrefillFinish, .decode = Phase::kDecodeFinish, .both = {}});
@@ -122,17 +124,18 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     if (is_serving(phase)) serving_seconds += seconds(phase);
   }
   collect_operations(recorder);
-  const double prefill_attention = seconds(Phase::kPrefillAttention),
+  const double prefill_attention = seconds(Phase::kPrefillAttention) + seconds(Phase::kPrefillSparse),
                decode_attention = seconds(Phase::kDecodeAttention);
   const double attention = prefill_attention + decode_attention;
   const auto add_up = [&](std::initializer_list<Phase> phases) {
     return std::accumulate(phases.begin(), phases.end(), 0.0,
                            [&](double sum, Phase phase) { return sum + seconds(phase); });
   };
-  prefill_tokens_per_s = rate(static_cast<double>(prefill_tokens),
-                              add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kGather, Phase::kUpProjection,
-                                      Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots,
-                                      Phase::kPrefillAttention, Phase::kPrefillFinish, Phase::kMerge}));
+  prefill_tokens_per_s =
+      rate(static_cast<double>(prefill_tokens),
+           add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kGather, Phase::kUpProjection,
+                   Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention,
+                   Phase::kPrefillSparse, Phase::kPrefillProjection, Phase::kPrefillFinish, Phase::kMerge}));
   decode_tokens_per_s =
       rate(static_cast<double>(decode_rows),
            add_up({Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,

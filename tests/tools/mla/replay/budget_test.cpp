@@ -140,7 +140,8 @@ TEST(TimeBudget, PredictsChecksByTheirNumber) {
 TEST(TimeBudget, BooksEverySecondOfAStepOnce) {
   Recorder before, after;
   for (Phase phase : {Phase::kGenerate, Phase::kGather, Phase::kMerge, Phase::kPrefillPrologue, Phase::kDecodePrologue,
-                      Phase::kDecodeProjection, Phase::kPrefillFinish, Phase::kDecodeFinish, Phase::kCheck})
+                      Phase::kDecodeProjection, Phase::kPrefillSparse, Phase::kPrefillProjection, Phase::kPrefillFinish,
+                      Phase::kDecodeFinish, Phase::kCheck})
     after.time(phase, [] {});
   for (bool with_prefill : {false, true}) {
     const WorkSeconds seconds = seconds_by_kind(before, after, 3.0, with_prefill);

@@ -181,8 +181,8 @@ TEST_F(ReplayCommand, RatesAreWorkOverTime) {
   EXPECT_NEAR(number("decode_tokens_per_s") * (decode + seconds("decode_append_rope") + seconds("decode_projection")),
               5 + 3, 1e-6);
   // The time of every operation is that of its phases, and together they are all of serving.
-  EXPECT_THAT(operations(report), ::testing::ElementsAre("append_rope", "gather", "projections", "prefill", "decode",
-                                                         "merge_states", "plan"));
+  EXPECT_THAT(operations(report), ::testing::ElementsAre("append_rope", "gather", "up_projection", "projections",
+                                                         "prefill", "decode", "merge_states", "plan"));
   double sum = 0.0, shares = 0.0;
   for (const json& one : report["operations"]) {
     sum += one["ms"].get<double>();
@@ -246,7 +246,8 @@ TEST_F(ReplayCommand, EveryWayOfDecodingAgreesWithItself) {
     EXPECT_LT(report["worst_error"], report["tolerance"]) << what;
     const bool sparse = options[0] == "--sparse";
     EXPECT_EQ(report["sparse"], sparse) << what;
-    EXPECT_EQ(report["phase_seconds"]["decode_indexer"].get<double>() > 0.0, sparse) << what;
+    for (const char* phase : {"decode_indexer", "prefill_indexer", "prefill_sparse_attention", "prefill_projection"})
+      EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, sparse) << what << " " << phase;
     EXPECT_EQ(report["phase_seconds"]["decode_merge"].get<double>() > 0.0, report["dcp"] > 1) << what;
     EXPECT_EQ(report["draft_tokens"].get<int64_t>() > 0, report["mtp"] > 0) << what;
     EXPECT_GT(report["checked_queries"], 0) << what;
@@ -254,6 +255,47 @@ TEST_F(ReplayCommand, EveryWayOfDecodingAgreesWithItself) {
     EXPECT_GT(report["checked_rows"], 0) << what;
     EXPECT_LT(report["worst_row_share"], 1.0) << what;
     EXPECT_LE(report["accepted_drafts"], report["draft_tokens"]) << what;
+  }
+}
+
+// The first 200 tokens of a prompt see as many keys as would be chosen, and are up-projected; the others choose.
+TEST_F(ReplayCommand, PromptsChooseKeysWhereTheySeeMore) {
+  write("sparse.json",
+        R"({"num_attention_heads": 4, "num_hidden_layers": 1, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000, "index_topk": 200})");
+  write("pooled.json",
+        R"({"num_attention_heads": 4, "num_hidden_layers": 1, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 0, "v_head_dim": 128, "rope_theta": 10000, "index_topk": 200, "index_kpool": 4})");
+  for (const char* model : {"sparse.json", "pooled.json"}) {
+    const Outcome outcome = run_small({"--model", path(model), "--sparse", "--requests", "1"});
+    ASSERT_EQ(outcome.status, 0) << model << "\n" << outcome.err;
+    const json report = json::parse(outcome.out);
+    const auto seconds = [&](const char* phase) { return report["phase_seconds"][phase].get<double>(); };
+    const bool pooled = report["checked_queries"] == 0;  // without rotary channels there is nothing to check of them
+    EXPECT_EQ(pooled, std::string(model) == "pooled.json");
+    EXPECT_EQ(operations(report),
+              (std::vector<std::string>{pooled ? "append" : "append_rope", pooled ? "compress" : "append_indexer",
+                                        "gather", "up_projection", "projections", "indexer_logits", "top_k",
+                                        "physical_slots", "prefill", "decode_sparse", "plan"}));
+    // 3 steps have prompts and 5 have answers; the 600, 600 and 100 tokens of the former are divided into slices of
+    // 128.
+    EXPECT_EQ(report["checks"], 3 + 5);
+    for (const json& one : report["operations"]) {
+      if (one["operation"] == "prefill") {
+        EXPECT_EQ(one["calls"], 1);
+      }
+      if (one["operation"] == "decode_sparse") {
+        EXPECT_EQ(one["calls"], 4 + 5 + 1 + 5);
+      }
+    }
+    double keys = 1100 * 200;  // and where keys stand for groups, the tokens of those that are not complete
+    for (int token = 200; pooled && token < 1300; ++token) keys += (token + 1) % 4;
+    const int width = pooled ? 512 : 576, head = pooled ? 128 : 192;
+    const double gflop = 4 * 2e-9 * (200 * 201 / 2.0 * (head + 128) + keys * (width + 512));
+    EXPECT_NEAR(
+        report["prefill_gflops"].get<double>() * (seconds("prefill_attention") + seconds("prefill_sparse_attention")),
+        gflop, 1e-9 * gflop);
+    EXPECT_LT(report["worst_error"], report["tolerance"]);
   }
 }
 
@@ -317,7 +359,7 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr(kinds), HasSubstr("cached rows and keys against float64")));
     std::vector<std::string> steps = {pool_cache != nullptr ? "append_rope" : "append", "compress"};
     if (options[1] == v41) steps.emplace_back("append_indexer");  // of its pools' latents
-    if (pool_cache == nullptr) steps.insert(steps.end(), {"gather", "projections"});
+    if (pool_cache == nullptr) steps.insert(steps.end(), {"gather", "up_projection", "projections"});
     steps.insert(steps.end(), {"indexer_logits", "top_k", "physical_slots"});
     if (pool_cache == nullptr) steps.emplace_back("prefill");
     steps.emplace_back("decode_sparse");
