@@ -34,13 +34,13 @@ void CheckLog::note_row(double error, double tolerance, const std::string& what)
   note_share(error, tolerance, worst_row, what, "its activations come to");
 }
 
-void CheckLog::note_query(double error, double tolerance, const std::string& what) {
-  ++num_queries;
+void CheckLog::note_queries(int64_t heads, double error, double tolerance, const std::string& what) {
+  num_queries += heads;
   note_share(error, tolerance, worst_query, what, "its activations come to");
 }
 
-void CheckLog::note_output(double error, double tolerance, const std::string& what) {
-  ++num_outputs;
+void CheckLog::note_outputs(int64_t heads, double error, double tolerance, const std::string& what) {
+  num_outputs += heads;
   note_share(error, tolerance, worst_output, what, "attention's output comes to");
 }
 

@@ -36,10 +36,9 @@ struct CheckLog {
   void note(double error, double& worst, const std::string& what, const char* against);
   /// Does the same for a cached row or key.
   void note_row(double error, double tolerance, const std::string& what);
-  /// Does the same for a head's query.
-  void note_query(double error, double tolerance, const std::string& what);
-  /// Does the same for a head's finished output.
-  void note_output(double error, double tolerance, const std::string& what);
+  /// Do the same for the queries, or the finished outputs, of so many heads of a token: error is the largest of theirs.
+  void note_queries(int64_t heads, double error, double tolerance, const std::string& what);
+  void note_outputs(int64_t heads, double error, double tolerance, const std::string& what);
   void fail(std::string sentence);
 
  private:

@@ -198,6 +198,8 @@ Result<double> RowFormat::error(const float* got, const std::vector<double>& tru
 void check_queries(const std::string& what, std::span<const float> got, std::span<const double> expected, int64_t heads,
                    CheckLog& log) {
   const size_t width = expected.size() / static_cast<size_t>(heads);
+  double worst = -1.0;
+  size_t where = 0;
   for (size_t first = 0, head = 0; first < expected.size(); first += width, ++head) {
     double difference = 0.0, norm = 0.0;
     for (size_t c = first; c < first + width; ++c) {
@@ -205,8 +207,13 @@ void check_queries(const std::string& what, std::span<const float> got, std::spa
       difference += off * off;
       norm += expected[c] * expected[c];
     }
-    log.note_query(std::sqrt(difference / norm), kQueryTolerance, fmt::format("{}, query of head {}", what, head));
+    const double error = difference == 0.0 ? 0.0 : std::sqrt(difference / norm);
+    if (error <= worst) continue;  // NaN is the worst
+    worst = error;
+    where = head;
+    if (std::isnan(error)) break;
   }
+  log.note_queries(heads, worst, kQueryTolerance, fmt::format("{}, query of head {}", what, where));
 }
 
 Status check_rows(const std::string& what, std::span<const int32_t> rows, const Result<std::vector<float>>& got,

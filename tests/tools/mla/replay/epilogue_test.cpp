@@ -101,11 +101,11 @@ TEST(Epilogue, ScalesAreOfWhatFits) {
 
 TEST(Epilogue, AFailureSaysWhereAndHowMuch) {
   CheckLog log;
-  log.note_output(0.25 * kOutputTolerance, kOutputTolerance, "line 1, finished output of head 2");
+  log.note_outputs(64, 0.25 * kOutputTolerance, kOutputTolerance, "line 1, finished output of head 2");
   EXPECT_FALSE(log.failed());
-  log.note_output(0.5, kOutputTolerance, "line 1, finished output of head 3");
-  log.note_output(std::numeric_limits<double>::quiet_NaN(), kOutputTolerance, "line 1, finished output of head 4");
-  EXPECT_EQ(log.num_outputs, 3);
+  log.note_outputs(64, 0.5, kOutputTolerance, "line 1, finished output of head 3");
+  log.note_outputs(64, std::numeric_limits<double>::quiet_NaN(), kOutputTolerance, "line 1, finished output of head 4");
+  EXPECT_EQ(log.num_outputs, 3 * 64);
   ASSERT_EQ(log.failures.size(), 2U);
   EXPECT_EQ(
       log.failures[0],
