@@ -457,7 +457,7 @@ def test_gradients_are_refused_when_they_are_asked_for():
         total.backward()
 
 
-def test_on_an_emulated_gpu():
+def test_on_an_emulated_gpu(emulated_sm90: str):
     """Host memory stands for that of an sm90, where planning, splitting and merging work as on the GPU."""
     program = """
 import torch
@@ -478,5 +478,5 @@ assert (lse[0].T - scores.logsumexp(-1)).abs().max() < 1e-3
 assert torch.all(out[1] == 0) and torch.all(lse[1] == torch.inf)
 assert meta.plan.backend.startswith("cuda"), meta.plan.backend
 """
-    environment = os.environ | {"MLA_EMULATE": "sm90"}
+    environment = os.environ | {"MLA_EMULATE": emulated_sm90.removeprefix("emulated:")}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)

@@ -316,10 +316,10 @@ class StandInForCupy(types.ModuleType):
         )
 
 
-def test_arrays_of_cupy_use_its_stream_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_of_cupy_use_its_stream_and_its_memory(monkeypatch: pytest.MonkeyPatch, emulated_sm90: str) -> None:
     cupy = StandInForCupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    context = libmla.Context(num_threads=2, device="emulated:sm90")
+    context = libmla.Context(num_threads=2, device=emulated_sm90)
     problem = decode_problem((5, 18), heads=4, dtype=torch.float16)
     q, cache, named = change(
         (problem.q, problem.cache, problem.arguments), torch.Tensor, lambda x: cupy.ndarray(x.numpy())

@@ -247,12 +247,12 @@ def test_select_keys(absorb: str) -> None:
     assert error(expected, dense) > 0.05
 
 
-def test_an_emulated_gpu() -> None:
+def test_an_emulated_gpu(emulated_sm90: str) -> None:
     model = tiny_model("deepseek_v3")
     parts, mask = padded("cpu")
     parts, mask = [parts[0][:, :12], parts[2]], mask[:, :13]
     expected = conversation(model, parts, mask)
-    context = libmla.Context(device="emulated:sm90")
+    context = libmla.Context(device=emulated_sm90)
     got = conversation(patch(model, context=context), parts, mask)
     assert max(map(error, got, expected)) < 5e-3
 

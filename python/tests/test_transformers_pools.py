@@ -181,11 +181,11 @@ def test_the_example_is_trained_with_what_its_cache_stores() -> None:
     assert error(trained, stored) < 0.1 * error(trained, exact)
 
 
-def test_an_emulated_gpu() -> None:
+def test_an_emulated_gpu(emulated_sm90: str) -> None:
     model = tiny_model("deepseek_v4")
     ids = tokens(1, 15)
     expected = model(ids).logits
-    context = libmla.Context(device="emulated:sm90")
+    context = libmla.Context(device=emulated_sm90)
     assert error(patch(model, cache_format="f16", context=context)(ids).logits, expected) < 5e-3
 
 
