@@ -181,8 +181,8 @@ class MathRole : QuantizedP {
     return ptx::matrix_descriptor(tile, 0, Config::kEightRowsBytes, ptx::Swizzle::k128);
   }
 
-  /// Turns scores into base-2 logits as logit_of() does, with few registers beside the outputs: half of the lane's
-  /// scores at a time lie where the step's rotary channels were.
+  /// Turns scores into base-2 logits as logit_of() does, with few registers beside the outputs: the lane's scores lie
+  /// where P will.
   MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
     constexpr int kHalf = kScores / 2;
     static_assert(kHalf * Config::kGroupThreads * 4 == 2 * Config::kPTileBytes && Config::kPTilesInStage == 2);
@@ -211,7 +211,7 @@ class MathRole : QuantizedP {
   }
 
   /// Raises the rows' maxima by the scores of step n, and hands them to the next step. Returns what the
-  /// outputs are relative to, and the rows' largest logits of the step.
+  /// outputs are relative to, and the rows' largest logits in the step.
   MLA_DEVICE void raise_rows(const float (&s)[kScores], float scale, uint32_t n, StepRange steps, float (&base)[2],
                              float (&largest)[2]) {
     find_largest(s, scale, largest);
