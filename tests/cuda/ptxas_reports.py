@@ -20,6 +20,8 @@ MOST_STACK_BYTES = 64
 WITHOUT_KERNELS = {"operations.cu.o"}
 # Spills that are known: the kernels, and the most bytes that each stores and loads.
 KNOWN_SPILLS = (
+    # The indexer of FP8 keys for the family of SM100, since its logits may have 16 bits: two addresses.
+    (re.compile(r"portable13IndexerKernel\w+IndexerFormatE0ELb1E\w+ \(sm_1(00|03|10)f\)"), (8, 8)),
     # Of 64 rows and 512 channels, accumulators and queries take 200 registers. nvcc 13.0 spills the lane's sums of two
     # rows, stored and loaded once in each step, or a few addresses: little beside 600 instructions of each warp. For
     # quantized rows of SM90, which has better kernels for them, it spills the sums of all four rows and some addresses.

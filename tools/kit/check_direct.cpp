@@ -49,20 +49,22 @@ std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& giv
   const std::vector<double> scales = problem.row_scales(), got = to_dense(given), want = to_dense(expected);
   const auto width = static_cast<size_t>(given.shape[1]);
   const double tolerance = tolerance_of(problem.spec);
+  std::string wrong;
   for (size_t t = 0; t < scales.size(); ++t)
     for (size_t j = 0; j < width; ++j) {
       const double value = got[t * width + j], reference = want[t * width + j], most_off = tolerance * scales[t];
       if (std::isfinite(value) && std::isfinite(reference) && value != reference)
         error = std::max(error, std::abs(value - reference) / scales[t]);
       const bool rounded = given.dtype != DType::kF32 && std::isfinite(value) && std::isfinite(reference);
-      if (rounded
-              ? value < stored(reference - most_off, given.dtype) || value > stored(reference + most_off, given.dtype)
-              : !close(value, reference, most_off))
-        return "logit of token " + std::to_string(t) + " and key " + std::to_string(j) + " is " +
-               std::to_string(value) + ", expected " + std::to_string(reference) + " within " +
-               std::to_string(most_off) + (rounded ? ", rounded to " + std::string(name(given.dtype)) : "");
+      const bool good = rounded ? value >= stored(reference - most_off, given.dtype) &&
+                                      value <= stored(reference + most_off, given.dtype)
+                                : close(value, reference, most_off);
+      if (!good && wrong.empty())
+        wrong = "logit of token " + std::to_string(t) + " and key " + std::to_string(j) + " is " +
+                std::to_string(value) + ", expected " + std::to_string(reference) + " within " +
+                std::to_string(most_off) + (rounded ? ", rounded to " + std::string(name(given.dtype)) : "");
     }
-  return {};
+  return wrong;
 }
 
 /// Computes the same problem's logits in f32 by the reference.
