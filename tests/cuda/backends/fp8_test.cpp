@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/backends/fp8_problems.h"
 #include "kit/buffer.h"
 #include "kit/cases.h"
 #include "kit/check.h"
@@ -23,26 +24,11 @@ namespace {
 
 using testing::HasSubstr;
 
-Problem in_fp8(CacheFormat format, int32_t arch = 120) {
-  Problem problem{.op = Op::kDecode, .device = {DeviceType::kCuda, 0}, .cache = format, .gpu_arch = arch};
-  problem.emulated = true;
-  problem.compute = Compute::kFP8;
-  const KvLayout layout = kv_layout(format);
-  if (layout.value_has_rope || (layout.is_packed() && layout.rope_dim == 0)) problem.d_qk = problem.d_v = 512;
-  return problem;
-}
+Problem in_fp8(CacheFormat format, int32_t arch = 120) { return problem_in_fp8(format, arch); }
 
-BackendVerdict of_fp8(const Problem& problem) {
-  for (BackendVerdict& row : explain(problem, "auto").rows)
-    if (row.name == "cuda_fp8") return row;
-  ADD_FAILURE() << name(problem.op) << " has no cuda_fp8";
-  return {};
-}
+BackendVerdict of_fp8(const Problem& problem) { return verdict_of("cuda_fp8", problem); }
 
-bool emulates_sm120() {
-  const auto& archs = machine_info().emulated_archs;
-  return std::find(archs.begin(), archs.end(), 120) != archs.end();
-}
+bool emulates_sm120() { return emulates(120); }
 
 TEST(Fp8, IsForSm89AndSm120) {
   for (int32_t arch : {75, 80, 86, 90, 100})

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/backends/fp8_problems.h"
 #include "kit/cases.h"
 #include "kit/check.h"
 #include "kit/kit.h"
@@ -22,27 +23,14 @@ using testing::HasSubstr;
 
 constexpr std::array kFormats = {CacheFormat::kFP8, CacheFormat::kFP8DsMla, CacheFormat::kFP8Nope};
 
-Problem on_hopper(CacheFormat format, int32_t arch = 90) {
-  Problem problem{.op = Op::kDecode, .device = {DeviceType::kCuda, 0}, .cache = format, .gpu_arch = arch};
-  problem.emulated = true;
-  problem.compute = Compute::kFP8;
-  const KvLayout layout = kv_layout(format);
-  if (layout.value_has_rope || (layout.is_packed() && layout.rope_dim == 0)) problem.d_qk = problem.d_v = 512;
-  return problem;
-}
+Problem on_hopper(CacheFormat format, int32_t arch = 90) { return problem_in_fp8(format, arch); }
 
-BackendVerdict of_sm90_fp8(const Problem& problem) {
-  for (BackendVerdict& row : explain(problem, "auto").rows)
-    if (row.name == "cuda_sm90_fp8") return row;
-  ADD_FAILURE() << name(problem.op) << " has no cuda_sm90_fp8";
-  return {};
-}
+BackendVerdict of_sm90_fp8(const Problem& problem) { return verdict_of("cuda_sm90_fp8", problem); }
 
 class Sm90Fp8 : public testing::Test {
  protected:
   void SetUp() override {
-    const auto& archs = machine_info().emulated_archs;
-    if (std::find(archs.begin(), archs.end(), 90) == archs.end()) GTEST_SKIP() << "this build does not emulate sm90";
+    if (!emulates(90)) GTEST_SKIP() << "this build does not emulate sm90";
   }
 };
 
@@ -189,6 +177,27 @@ TEST_F(Sm90Fp8, OneKeyOfARunGivesItsValue) {
     const kit::Outcome outcome = kit::check(*context, spec);
     EXPECT_TRUE(outcome.ok) << outcome.line();
     EXPECT_LT(outcome.error.max_rel, score_std < 1 ? 2e-6 : 1e-5) << outcome.line();
+  }
+}
+
+// A score that overflows f32 makes the outputs of its row NaN, not a number that looks like one.
+TEST_F(Sm90Fp8, AnInfiniteScoreShows) {
+  const Result<Context> context = emulated_context();
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  for (bool token_scales : {false, true}) {
+    kit::DecodeSpec spec = decode_by_steps(CacheFormat::kFP8, token_scales, 2, DType::kBF16);
+    spec.cache.d_qk = 512;  // rotary channels could make it NaN
+    spec.q_len = {1};
+    spec.kv_len = {70};
+    const kit::DecodeCase problem(spec);
+    const TensorView q = problem.params().q;
+    std::fill_n(static_cast<uint16_t*>(const_cast<void*>(q.data)), q.shape[2], f32_to_bf16(3e38F));  // head 0
+    const auto ran = kit::plan_and_run(*context, problem);
+    ASSERT_TRUE(ran.ok()) << ran.status().message();
+    for (int32_t c = 0; c < spec.cache.d_v; ++c) {
+      ASSERT_TRUE(std::isnan(problem.o.as<float>()[c])) << c;
+      ASSERT_TRUE(std::isfinite(problem.o.as<float>()[spec.cache.d_v + c])) << c;
+    }
   }
 }
 

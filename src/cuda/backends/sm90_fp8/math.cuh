@@ -98,7 +98,12 @@ class MathRole : QuantizedP {
     for (int r = 0; r < 2; ++r)
       states_[r].sum += ((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3])) * unit_of_p[r];
     if constexpr (kTensorScale) {
-      const float of_keys = tensor_scale(of), units[2] = {unit_of_p[0] * of_keys, unit_of_p[1] * of_keys};
+      const float of_keys = tensor_scale(of);
+      float units[2];
+      MLA_UNROLL
+      for (int r = 0; r < 2; ++r)  // an infinite score makes the row's outputs NaN, as everywhere
+        units[r] = largest[r] < std::numeric_limits<float>::infinity() ? unit_of_p[r] * of_keys
+                                                                       : std::numeric_limits<float>::quiet_NaN();
       store_p(n, s, units);
     } else {
       store_scaled_p(n, of.cache.num_scales, s);
