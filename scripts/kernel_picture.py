@@ -103,3 +103,37 @@ class Timeline(Picture):
         for i, note in enumerate(notes):
             self.text(12, 41 + 16 * i, note, "small muted")
         self.text(self.width - 12, 22, "time →", "small muted", "end")
+
+
+def memory_maps(name: str, title: str, notes: list[str], maps: list[tuple[str, str, list[tuple[str, str, int]], int]]):
+    """Draws columns of shared memory.
+
+    A map is its heading, what stands below, (kind, text, bytes) from the top, and the limit in bytes.
+    """
+    column = 290
+    one = Picture(name, 24 + column * len(maps), 376 + 16 * len(notes), title)
+    one.text(12, 22, title, "title")
+    for i, note in enumerate(notes):
+        one.text(12, 41 + 16 * i, note, "small muted")
+    top, full = 62 + 16 * len(notes), 252  # of the map; its height if it takes all that a block may have
+    least = 19
+    for i, (heading, below, parts, limit) in enumerate(maps):
+        x = 12 + i * column
+        one.text(x, top - 10, heading, "strong")
+        total = sum(size for *_, size in parts)
+        scale = full / limit
+        # Small parts get a line of text's height, which the large ones give.
+        small = [size * scale < least for *_, size in parts]
+        taken = sum(least for is_small in small if is_small)
+        large = sum(size for (*_, size), is_small in zip(parts, small, strict=True) if not is_small)
+        squeeze = (total * scale - taken) / large if large * scale > total * scale - taken else scale
+        y = float(top)
+        for (kind, text, size), is_small in zip(parts, small, strict=True):
+            height = least if is_small else size * squeeze
+            one.box(x, y, column - 26, height, kind)
+            one.text(x + 8, y + height / 2 + 4, text, "small")
+            one.text(x + column - 34, y + height / 2 + 4, f"{size:,}", "small", "end")
+            y += height
+        one.text(x, y + 17, f"{total:,} of {limit:,} bytes", "small strong")
+        one.text(x, y + 33, below, "small muted")
+    return one
