@@ -22,7 +22,7 @@ void Block::land_box(const PendingCopy& copy) {
     const std::byte* const from = static_cast<const std::byte*>(copy.from) + row * copy.row_stride;
     for (uint32_t chunk = 0; chunk < kRowBytes; chunk += kChunkBytes) {
       std::byte* const to = shared_ + ((at + chunk) ^ (at / kRowBytes % 8 * kChunkBytes)) - kSharedBase;
-      if (row < copy.valid_rows)
+      if (row < copy.valid_rows && chunk < copy.valid_bytes)
         std::memcpy(to, from + chunk, kChunkBytes);
       else
         std::memset(to, 0, kChunkBytes);
@@ -300,14 +300,15 @@ void tensor_copy(uint32_t to, const void* map, const int32_t (&at)[3], uint32_t 
   for (int i = 0; i < 3; ++i)
     if (at[i] < 0 || at[i] >= tensor.sizes[i])
       block.fail("tensor copy at {} of dimension {}: expected 0 to {}", {at[i], i, tensor.sizes[i] - 1}, site);
-  if (at[0] + 64 > tensor.sizes[0])
-    block.fail("tensor copy of 64 channels from {} on: the tensor has {}", {at[0], tensor.sizes[0]}, site);
+  if (tensor.sizes[0] % 8 != 0)
+    block.fail("tensor copy of a tensor of {} channels: expected a multiple of 8", {tensor.sizes[0]}, site);
   if (to % 1024 != 0)
     block.fail("tensor copy to {}: expected a multiple of 1024, where the swizzle begins", {to}, site);
   PendingCopy copy = {to, static_cast<uint32_t>(tensor.box_rows) * 128,
                       tensor.base + at[0] * 2 + at[1] * tensor.strides[0] + at[2] * tensor.strides[1], barrier};
   copy.rows = tensor.box_rows;
   copy.valid_rows = static_cast<int32_t>(std::min<int64_t>(tensor.box_rows, tensor.sizes[1] - at[1]));
+  copy.valid_bytes = static_cast<uint32_t>(std::min<int64_t>(64, tensor.sizes[0] - at[0])) * 2;
   copy.row_stride = tensor.strides[0];
   block.add_bulk_copy(copy, site);
 }

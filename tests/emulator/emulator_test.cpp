@@ -442,17 +442,17 @@ void bulk_copy_of_odd_size(const Pointers&) {
   ptx::bulk_copy(shared_base() + 16, global_memory.data(), 24, shared_base(), ptx::kEvictFirst);
 }
 
-/// A tensor of four rows of 64 channels, two heads.
-emulator::TensorMap tensor_map() {
+/// Returns a tensor of four rows, two heads.
+emulator::TensorMap tensor_map(int64_t channels) {
   return {.mark = emulator::TensorMap::kMark,
           .base = reinterpret_cast<const std::byte*>(global_memory.data()),
-          .sizes = {64, 4, 2},
+          .sizes = {channels, 4, 2},
           .strides = {128, 512},
           .box_rows = 8};
 }
-template <int kChannel, int kRow, int kHead, bool kMade = true, uint32_t kTo = 1024>
+template <int kChannel, int kRow, int kHead, bool kMade = true, uint32_t kTo = 1024, int kChannels = 64>
 void tensor_copy_of(const Pointers&) {
-  emulator::TensorMap map = tensor_map();
+  emulator::TensorMap map = tensor_map(kChannels);
   if (!kMade) map.mark = 0;
   ptx::tensor_copy(shared_base() + kTo, &map, kChannel, kRow, kHead, shared_base());
 }
@@ -477,7 +477,9 @@ TEST(Faults, Mbarriers) {
   EXPECT_THAT((fault_of<tensor_copy_of<0, 0, 0, false>>()), HasSubstr("tensor copy with a map that was never made"));
   EXPECT_THAT((fault_of<tensor_copy_of<0, 4, 0>>()), HasSubstr("tensor copy at 4 of dimension 1: expected 0 to 3"));
   EXPECT_THAT((fault_of<tensor_copy_of<0, 0, -1>>()), HasSubstr("tensor copy at -1 of dimension 2: expected 0 to 1"));
-  EXPECT_THAT((fault_of<tensor_copy_of<32, 0, 0>>()), HasSubstr("64 channels from 32 on: the tensor has 64"));
+  EXPECT_THAT((fault_of<tensor_copy_of<64, 0, 0>>()), HasSubstr("tensor copy at 64 of dimension 0: expected 0 to 63"));
+  EXPECT_THAT((fault_of<tensor_copy_of<0, 0, 0, true, 1024, 60>>()),
+              HasSubstr("a tensor of 60 channels: expected a multiple of 8"));
   EXPECT_THAT((fault_of<tensor_copy_of<0, 0, 0, true, 128>>()), HasSubstr("tensor copy to 1152: expected a multiple"));
   EXPECT_THAT((fault_of<tensor_copy_of<0, 3, 1>>()), HasSubstr("the mbarrier at 1024 is not initialized"));
   EXPECT_THAT(fault_of<copy_without_a_policy>(), HasSubstr("cache policy 0: expected one that createpolicy makes"));

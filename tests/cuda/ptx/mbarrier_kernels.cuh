@@ -92,11 +92,11 @@ struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
   }
 };
 
-/// Copies two boxes of a tensor: out = the words of shared memory that they lie in. The second box ends behind the
-/// tensor's last row.
+/// Copies two boxes of a tensor: out = the words of shared memory that they lie in. The first box ends behind the
+/// tensor's last channel, the second behind its last row.
 struct TensorCopies : WrapperKernelBase<32, 1, 2 * 2048 + 8> {
   static constexpr cuda::RowTensor kTensor = {
-      .channels = 128, .rows = 21, .heads = 3, .row_stride = 320, .head_stride = 21 * 320 + 16, .box_rows = 16};
+      .channels = 104, .rows = 21, .heads = 3, .row_stride = 320, .head_stride = 21 * 320 + 16, .box_rows = 16};
   struct Params {
     cuda::WrapperParams memory;
     cuda::TensorMap map;

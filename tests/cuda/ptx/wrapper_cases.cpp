@@ -393,7 +393,7 @@ void expect_copies_with_barriers(const Words& in, Words& out) {
 }
 
 void expect_tensor_copies(const Words& in, Words& out) {
-  constexpr size_t kRowWords = 80, kHeadWords = 21 * kRowWords + 4, kRows = 21;
+  constexpr size_t kChannelWords = 52, kRowWords = 80, kHeadWords = 21 * kRowWords + 4, kRows = 21;
   struct Box {
     size_t word, row, head;
   };
@@ -403,7 +403,7 @@ void expect_tensor_copies(const Words& in, Words& out) {
       for (size_t word = 0; word < 32; ++word) {
         const Box& from = kBoxes[box];
         const size_t swizzled = (word / 4 ^ row % 8) * 4 + word % 4;
-        if (from.row + row < kRows)
+        if (from.row + row < kRows && from.word + word < kChannelWords)
           out[box * 512 + row * 32 + swizzled] =
               in[from.head * kHeadWords + (from.row + row) * kRowWords + from.word + word];
       }
