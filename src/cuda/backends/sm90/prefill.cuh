@@ -27,13 +27,13 @@ namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 template <DType kType, int kDQk, int kDV, PrefillTiling kTiling>
 struct PrefillKernel {
   using Config = PrefillConfig<kType, kDQk, kDV, kTiling>;
-  using Params = PrefillParams;
+  using Params = WarpgroupPrefillParams;
   static constexpr const char* kName = "sm90_prefill";
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kMinBlocks = 1;
 
   static MLA_DEVICE void run(const Params& params) {
-    PrefillBlock<Config>(params).init();
+    PrefillLoadRole<Config>(params).init();
     const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
     if (group == 0) {
       ptx::give_registers<Config::kLoadRegisters>();
@@ -42,19 +42,6 @@ struct PrefillKernel {
       ptx::take_registers<Config::kComputeRegisters>();
       PrefillComputeRole<Config>(params, group - 1).run();
     }
-  }
-};
-
-/// Clears the counter of units. The plan launches it, and afterwards every launch of the kernel leaves the counter at
-/// 0.
-struct PrefillPlanKernel {
-  using Params = uint32_t*;
-  static constexpr const char* kName = "sm90_prefill_plan";
-  static constexpr int kThreads = 32;
-  static constexpr int kMinBlocks = 1;
-
-  static MLA_DEVICE void run(const Params& next_unit) {
-    if (ptx::thread_index() == 0) *next_unit = 0;
   }
 };
 

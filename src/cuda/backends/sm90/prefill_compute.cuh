@@ -10,50 +10,32 @@
 #include <cstdint>
 #include <numbers>
 
+#include "cuda/attention/warpgroup_prefill_compute.cuh"
 #include "cuda/backends/sm90/prefill_block.cuh"
 #include "cuda/backends/sm90/wgmma.cuh"
 #include "cuda/tile/element16.cuh"
-#include "cuda/tile/finish.cuh"
-#include "cuda/tile/softmax.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// Returns accumulators of 8-column tiles as the flat array that wgmma takes.
-template <int kTiles>
-MLA_DEVICE float (&flat(float (&tiles)[1][kTiles][4]))[kTiles * 4] {
-  return reinterpret_cast<float(&)[kTiles * 4]>(tiles);
-}
-
 template <class Config>
-class PrefillComputeRole : public PrefillBlock<Config> {
+class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
  public:
-  MLA_DEVICE PrefillComputeRole(const PrefillParams& params, int group)
-      : PrefillBlock<Config>(params),
-        group_(group),
-        warp_row_(ptx::shuffle(ptx::warp(), 0) % PrefillComputeRole::kGroupWarps * 16),
-        raw_scores_(needs_only_scale(params.args.options)),
-        scale_log2_((raw_scores_ ? params.args.sm_scale : 1.0F) * std::numbers::log2e_v<float>) {}
+  MLA_DEVICE PrefillComputeRole(const WarpgroupPrefillParams& params, int group)
+      : WarpgroupPrefillCompute<Config>(params, group),
+        scale_log2_((this->raw_scores_ ? params.args.sm_scale : 1.0F) * std::numbers::log2e_v<float>) {}
 
   MLA_DEVICE void run() {
-    if (Config::kTakesTurns && group_ == 1) pass_turn();  // group 0 takes the first turn
-    this->wait_for_unit(0);
-    load_q();
-    MLA_NO_UNROLL
-    while (this->unit(unit_).rows > 0) {
-      Outputs o = {};
-      SoftmaxRows rows[1];
-      compute_unit(o, rows);
-      ++unit_;
-      this->wait_for_unit(unit_);
-      sync_group();  // no warp multiplies the old queries any more
-      load_q();
-      store(o, rows[0], unit_ - 1);
-      this->leave_unit(unit_ - 1);
-    }
-    if (Config::kTakesTurns && group_ == 0) wait_for_turn();  // takes the turn that group 1 passed last
+    this->template for_each_unit<kOutTiles>(
+        [&](Outputs& o, SoftmaxRows(&rows)[1]) { compute_unit(o, rows); },
+        [&](Outputs& o, const SoftmaxRows& rows, const PrefillUnit& unit) { store(o, rows, unit); });
   }
 
  private:
+  using Base = WarpgroupPrefillCompute<Config>;
+  using Base::group_, Base::warp_row_, Base::raw_scores_, Base::unit_, Base::tile_;
+  using Base::rows_of, Base::visible_to_all, Base::visible_to_any, Base::lane_position;
+  using Base::wait_for_k, Base::wait_for_v, Base::release_k, Base::release_v, Base::wait_for_turn, Base::pass_turn;
+
   static constexpr int kSubtileKeys = 64;  // keys that compute_tile() computes at a time
   static constexpr int kQkSteps = Config::kDQk / 16;
   static constexpr int kQSteps = Config::kQSteps < kQkSteps ? Config::kQSteps : kQkSteps;
@@ -67,99 +49,17 @@ class PrefillComputeRole : public PrefillBlock<Config> {
   using Outputs = float[1][kOutTiles][4];
   using QRegisters = uint32_t[kQSteps > 0 ? kQSteps : 1][4];
 
-  const int group_;
-  const int warp_row_;      // first row of the warp in its group
-  const bool raw_scores_;   // whether scores need only the scale
   const float scale_log2_;  // factor from scores, or from natural logits, to base-2 logits
-  int unit_ = 0;            // number of the unit being computed
-  int tile_ = 0;            // number of its next tile
-  int place_ = 0;           // which of two places of flags all_finite() used last
-
-  /// Returns how many rows of a unit are this group's; 0 or less: none.
-  MLA_DEVICE int rows_of(const PrefillUnit& unit) const {
-    const int rows = unit.rows - group_ * Config::kGroupRows;
-    return rows < Config::kGroupRows ? rows : Config::kGroupRows;
-  }
-  /// Returns the position of the group's first row, and of the lane's first row, in the request.
-  MLA_DEVICE int position_of(const PrefillUnit& unit) const { return unit.position + group_ * Config::kGroupRows; }
-  MLA_DEVICE int lane_position(const PrefillUnit& unit) const {
-    return position_of(unit) + warp_row_ + accumulator_row();
-  }
-
-  /// Returns the keys that all of the group's rows see, and those that any of them sees.
-  MLA_DEVICE KeyRange visible_to_all(const PrefillUnit& unit) const {
-    const int first = position_of(unit), last = first + rows_of(unit) - 1;
-    if (last < first) return {};
-    return {this->visible(unit, last).begin, this->visible(unit, first).end};
-  }
-  MLA_DEVICE KeyRange visible_to_any(const PrefillUnit& unit) const {
-    const int first = position_of(unit), last = first + rows_of(unit) - 1;
-    if (last < first) return {};
-    return {this->visible(unit, first).begin, this->visible(unit, last).end};
-  }
-
-  MLA_DEVICE void sync_group() const { ptx::sync_threads(Config::kGroupBarrier + group_, Config::kGroupThreads); }
-
-  // The groups take turns in issuing products. Each takes a turn for every tile of a unit, whatever it does with the
-  // tile, so that the two never count differently.
-  MLA_DEVICE void wait_for_turn() const {
-    if constexpr (Config::kTakesTurns)
-      ptx::sync_threads(Config::kTurnBarrier + group_, Config::kGroups * Config::kGroupThreads);
-  }
-  MLA_DEVICE void pass_turn() const {
-    if constexpr (Config::kTakesTurns)
-      ptx::arrive_threads(Config::kTurnBarrier + (group_ ^ 1), Config::kGroups * Config::kGroupThreads);
-  }
 
   MLA_DEVICE void compute_unit(Outputs& o, SoftmaxRows (&rows)[1]) {
-    const PrefillUnit unit = this->unit(unit_);
-    const KeyRange unmasked = visible_to_all(unit);
-    // These tiles are unmasked; there are none if scores need more than the scale.
-    const int first_unmasked = (unmasked.begin + Config::kKeys - 1) / Config::kKeys;
-    int end_unmasked = raw_scores_ ? unmasked.end / Config::kKeys : first_unmasked;
-    if (end_unmasked > unit.end_tile) end_unmasked = unit.end_tile;
     QRegisters q;
     wait_for_q(q);
-    MLA_NO_UNROLL
-    for (int tile = unit.first_tile; tile < unit.end_tile;) {
-      if (tile >= first_unmasked && tile < end_unmasked) {
-        compute_unmasked_tiles(q, end_unmasked - tile, rows, o);
-        tile = end_unmasked;
-      } else {
-        compute_tile(q, tile, rows, o);
-        ++tile;
-      }
-    }
+    this->for_each_tile([&](int count) { compute_unmasked_tiles(q, count, rows, o); },
+                        [&](int tile) { compute_tile(q, tile, rows, o); });
   }
 
-  MLA_DEVICE void wait_for_k(int n) const {
-    ptx::mbarrier_wait(this->k_full(n), this->tile_parity(n));
-    ptx::fence_async_proxy();
-  }
-  MLA_DEVICE void wait_for_v(int n) const {
-    ptx::mbarrier_wait(this->v_full(n), this->tile_parity(n));
-    ptx::fence_async_proxy();
-  }
-  MLA_DEVICE void release_k(int n) const {
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(this->k_empty(n));
-  }
-  MLA_DEVICE void release_v(int n) const {
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(this->v_empty(n));
-  }
-
-  MLA_DEVICE void load_q() const {
-    const core::PrefillArgs& args = this->args_;
-    const PrefillUnit unit = this->unit(unit_);
-    this->template load_tile<Config::kGroupRows, Config::kQkPieces>(
-        this->q_tile(group_), args.q,
-        (unit.first_token + group_ * Config::kGroupRows) * args.q_stride_token + unit.head * args.q_stride_head,
-        args.q_stride_token, rows_of(unit));
-    ptx::cp_async_commit();
-  }
   MLA_DEVICE void wait_for_q(QRegisters& q) const {
-    ptx::cp_async_wait<0>();
-    ptx::fence_async_proxy();
-    sync_group();
+    Base::wait_for_q();
     MLA_UNROLL
     for (int step = 0; step < kQSteps; ++step) {
       constexpr uint32_t kQPieceBytes = Config::kGroupRows * kSegmentBytes;
@@ -299,8 +199,8 @@ class PrefillComputeRole : public PrefillBlock<Config> {
       const bool finite = !masked || all_finite(n, first);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(s));
-      if (!raw_scores_) transform(s[0], first_key);
-      if (masked) mask(s[0], first_key);
+      if (!raw_scores_) this->transform(s[0], first_key, this->args_.sm_scale);
+      if (masked) this->mask(s[0], first_key);
       float factor[1][2];
       if (softmax(s, rows, factor)) scale_rows(o[0], factor[0]);
       pack_all(s[0], p);
@@ -323,23 +223,6 @@ class PrefillComputeRole : public PrefillBlock<Config> {
     release_v(n);
   }
 
-  /// Applies soft cap and ALiBi; scores become natural logits.
-  template <int kColTiles>
-  MLA_DEVICE void transform(float (&s)[kColTiles][4], int first_key) const {
-    const core::Options& options = this->args_.options;
-    const PrefillUnit unit = this->unit(unit_);
-    const float slope = options.alibi_slopes != nullptr ? options.alibi_slopes[unit.head] : 0.0F;
-    const float scale = options.logits_soft_cap == 0.0F ? this->args_.sm_scale : 1.0F;
-    if (options.logits_soft_cap != 0.0F) cap_scores(s, this->args_.sm_scale, options.logits_soft_cap);
-    add_slope(s, scale, slope, first_key + accumulator_column() - lane_position(unit));
-  }
-  template <int kColTiles>
-  MLA_DEVICE void mask(float (&s)[kColTiles][4], int first_key) const {
-    const PrefillUnit unit = this->unit(unit_);
-    const int position = lane_position(unit);
-    mask_scores(s, {this->visible(unit, position), this->visible(unit, position + 8)}, first_key);
-  }
-
   /// Returns where rows `first` ... first + 15 of channels 64 * piece ... of V's tile n lie.
   MLA_DEVICE ptx::SharedAddress v_piece(int n, int piece, int first) const {
     return this->v_tile(n) + static_cast<uint32_t>((piece * Config::kKeys + first) * kSegmentBytes);
@@ -349,23 +232,14 @@ class PrefillComputeRole : public PrefillBlock<Config> {
   /// 16 of the values.
   MLA_DEVICE bool all_finite(int n, int first) {
     bool found = false;
-    for (int piece = 0; piece < Config::kVPieces; ++piece)
+    for (int piece = 0; piece < Config::kVSegments; ++piece)
       for (int i = ptx::lane() * kChunkBytes; i < 16 * kSegmentBytes; i += kWarpSize * kChunkBytes) {
         const auto elements =
             ptx::load_shared<ptx::Vec4>(v_piece(n, piece, first + warp_row_) + static_cast<uint32_t>(i));
         MLA_UNROLL
         for (uint32_t pair : elements.x) found |= !both_finite<kType>(pair);
       }
-    found = ptx::any(found);
-    // The two places are used by turns: before a place is written again, all warps have read it, because they met at
-    // the barrier for the other place in between.
-    place_ ^= 1;
-    const ptx::SharedAddress place =
-        this->shared_ + static_cast<uint32_t>(Config::kFlagsBegin + (group_ * 2 + place_) * Config::kFlagBytes);
-    if (ptx::lane() == 0) ptx::store_shared(place + static_cast<uint32_t>(warp_row_ / 16 * 4), found ? 1U : 0U);
-    sync_group();
-    const auto flags = ptx::load_shared<ptx::Vec4>(place);
-    return (flags.x[0] | flags.x[1] | flags.x[2] | flags.x[3]) == 0;
+    return !this->any_warp(found);
   }
 
   /// Adds p v to o, where infinite and NaN values count as 0.
@@ -430,24 +304,21 @@ class PrefillComputeRole : public PrefillBlock<Config> {
     }
   }
 
-  MLA_DEVICE void store(Outputs& o, const SoftmaxRows& state, int u) const {
+  MLA_DEVICE void store(Outputs& o, const SoftmaxRows& state, const PrefillUnit& unit) const {
     const core::PrefillArgs& args = this->args_;
-    const PrefillUnit unit = this->unit(u);
-    const float sink = load_sink(args.options, unit.head);
     const int first_token = unit.first_token + group_ * Config::kGroupRows + warp_row_;
     const int num_rows = rows_of(unit) - warp_row_;
     const int64_t head_offset = unit.head * args.o_stride_head;
+    float factors[2];
+    this->finish(state, unit, 1.0F, factors);
     MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const FinishedRow finished = finish_row(state.of[i].max, quad_sum(state.of[i].sum), sink, 1.0F, args.lse_base);
       MLA_UNROLL
       for (int column = 0; column < kOutTiles; ++column) {
-        o[0][column][2 * i] *= finished.o_factor;
-        o[0][column][2 * i + 1] *= finished.o_factor;
+        o[0][column][2 * i] *= factors[i];
+        o[0][column][2 * i + 1] *= factors[i];
       }
       const int row = accumulator_row() + i * 8;
-      if (args.lse != nullptr && row < num_rows && (ptx::lane() & 3) == 0)
-        args.lse[(first_token + row) * args.lse_stride_token + unit.head * args.lse_stride_head] = finished.lse;
       if (args.o_dtype != DType::kF32 && this->params_.o_rows_aligned)
         store_rows(o[0], i, first_token + i * 8, num_rows - i * 8, head_offset);
       else if (row < num_rows)
@@ -497,7 +368,7 @@ class PrefillComputeRole : public PrefillBlock<Config> {
     }
     uint16_t* at = static_cast<uint16_t*>(this->args_.o) + offset;
     const uint32_t pair = pack<kType>(low, high);
-    if (this->params_.o_pairs_aligned) {
+    if (this->params_.o_lane_aligned) {
       *reinterpret_cast<uint32_t*>(at) = pair;
     } else {
       at[0] = static_cast<uint16_t>(pair);

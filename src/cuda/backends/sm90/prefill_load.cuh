@@ -3,22 +3,30 @@
 // multiplied: K(0), K(1), V(0), K(2), V(1), ...
 #pragma once
 
-#include <cstdint>
-
+#include "cuda/attention/warpgroup_prefill_load.cuh"
 #include "cuda/backends/sm90/prefill_block.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class PrefillLoadRole : public PrefillBlock<Config> {
+class PrefillLoadRole : WarpgroupPrefillLoad<Config> {
  public:
-  using PrefillBlock<Config>::PrefillBlock;
+  using WarpgroupPrefillLoad<Config>::WarpgroupPrefillLoad;
+
+  /// Initializes the barriers. All threads call it once, at the kernel's start.
+  MLA_DEVICE void init() const {
+    if (ptx::thread_index() == 0) {
+      this->init_barriers(this->copying_threads(), this->params_.by_boxes ? 1 : this->kGroupWarps);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_block();
+  }
 
   MLA_DEVICE void run() const {
     if (this->params_.by_boxes && ptx::warp() > 0) return;  // one thread issues all copies
     MLA_NO_UNROLL
     for (int u = 0, base = 0;; ++u) {
-      if (ptx::thread_index() == 0) describe(u);
+      if (ptx::thread_index() == 0) this->describe(u);
       ptx::sync_warp();
       this->wait_for_unit(u);
       const PrefillUnit unit = this->unit(u);
@@ -27,7 +35,7 @@ class PrefillLoadRole : public PrefillBlock<Config> {
       const int count = unit.num_tiles();
       MLA_NO_UNROLL
       for (int tile = 0; tile <= count; ++tile) {
-        if (tile < count) load_k(unit, tile, base + tile);
+        if (tile < count) this->load_k(unit, tile, base + tile);
         if (tile > 0) load_v(unit, tile - 1, base + tile - 1);
       }
       base += count;
@@ -35,86 +43,8 @@ class PrefillLoadRole : public PrefillBlock<Config> {
   }
 
  private:
-  /// Finds the block's next unit and describes it, while the tiles of the last one are still being computed.
-  MLA_DEVICE void describe(int u) const {
-    const PrefillParams& params = this->params_;
-    uint32_t number = 0;
-    QueryBlock block = {};
-    do {
-      number = next_number(u);
-      if (number >= params.num_units) break;
-      block = find_query_block(this->args_, Config::kRows,
-                               static_cast<int>(params.num_slots - 1 - number % params.num_slots));
-    } while (block.rows <= 0 && params.next_unit != nullptr);
-    PrefillUnit unit = {};
-    if (number < params.num_units && block.rows > 0) {
-      unit = {.first_token = block.first_token,
-              .first_key = block.first_key,
-              .rows = block.rows,
-              .position = block.position,
-              .kv_len = block.kv_len,
-              .head = static_cast<int>(number / params.num_slots),
-              .first_tile = 0,
-              .end_tile = 0};
-      const KeyRange keys = {this->visible(unit, unit.position).begin,
-                             this->visible(unit, unit.position + unit.rows - 1).end};
-      unit.first_tile = keys.begin / Config::kKeys;
-      unit.end_tile = keys.empty() ? unit.first_tile : (keys.end - 1) / Config::kKeys + 1;
-    }
-    ptx::mbarrier_wait(this->unit_empty(u), this->unit_parity(u) ^ 1U);
-    const auto bits = [](int value) { return static_cast<uint32_t>(value); };
-    ptx::store_shared(this->unit_place(u),
-                      ptx::Vec4{{bits(unit.first_token), bits(unit.first_key), bits(unit.rows), bits(unit.position)}});
-    ptx::store_shared(this->unit_place(u) + 16,
-                      ptx::Vec4{{bits(unit.kv_len), bits(unit.head), bits(unit.first_tile), bits(unit.end_tile)}});
-    ptx::mbarrier_arrive(this->unit_full(u));
-  }
-
-  /// Returns the number of the block's next unit; num_units or more stands for none. Every block asks until there is
-  /// none, and the block that asks last resets the counter for the next launch.
-  MLA_DEVICE uint32_t next_number(int u) const {
-    const PrefillParams& params = this->params_;
-    const auto blocks = static_cast<uint32_t>(ptx::grid_size_x());
-    if (params.next_unit == nullptr) return u == 0 ? static_cast<uint32_t>(ptx::block_index_x()) : params.num_units;
-    const uint32_t number = ptx::atomic_add(params.next_unit, 1U);
-    if (number == params.num_units + blocks - 1) *params.next_unit = 0;
-    return number;
-  }
-
-  MLA_DEVICE void load_k(const PrefillUnit& unit, int tile, int n) const {
-    const core::PrefillArgs& args = this->args_;
-    load<Config::kQkPieces>(unit, tile, n, this->params_.k_map, args.k, args.k_stride_token, args.k_stride_head,
-                            this->k_tile(n), this->k_empty(n), this->k_full(n));
-  }
   MLA_DEVICE void load_v(const PrefillUnit& unit, int tile, int n) const {
-    const core::PrefillArgs& args = this->args_;
-    load<Config::kVPieces>(unit, tile, n, this->params_.v_map, args.v, args.v_stride_token, args.v_stride_head,
-                           this->v_tile(n), this->v_empty(n), this->v_full(n));
-  }
-  /// Loads a tile of K or V. By boxes, rows behind the request's end are those of the next request, which masks hide
-  /// as they hide other keys; otherwise they become zero.
-  template <int kPieces>
-  MLA_DEVICE void load(const PrefillUnit& unit, int tile, int n, const cuda::TensorMap& map, const void* from,
-                       int64_t stride_token, int64_t stride_head, ptx::SharedAddress to, ptx::SharedAddress empty,
-                       ptx::SharedAddress full) const {
-    const int first = (unit.first_tile + tile) * Config::kKeys;
-    ptx::mbarrier_wait(empty, this->tile_parity(n) ^ 1U);
-    if (this->params_.by_boxes) {
-      constexpr int kPieceBytes = Config::kKeys * kSegmentBytes;
-      if (ptx::thread_index() != 0) return;
-      ptx::mbarrier_arrive_expect_bytes(full, kPieces * kPieceBytes);
-      MLA_UNROLL
-      for (int piece = 0; piece < kPieces; ++piece)
-        ptx::tensor_copy(to + static_cast<uint32_t>(piece * kPieceBytes), &map, piece * 64, unit.first_key + first,
-                         unit.head, full);
-      return;
-    }
-    this->template load_tile<Config::kKeys, kPieces>(
-        to, from, (unit.first_key + first) * stride_token + unit.head * stride_head, stride_token, unit.kv_len - first);
-    if (this->params_.rows_aligned)
-      ptx::mbarrier_arrive_after_copies(full);
-    else
-      ptx::mbarrier_arrive(full);
+    WarpgroupPrefillLoad<Config>::load_v(unit, tile, n, this->v_tile(n), this->v_empty(n), this->v_full(n));
   }
 };
 
