@@ -13,12 +13,13 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <numbers>
 
 #include "core/args.h"
+#include "cuda/attention/e4m3_prefill.cuh"
+#include "cuda/attention/poison.cuh"
 #include "cuda/attention/prefill_block.cuh"
 #include "cuda/backends/fp8/e4m3_operands.cuh"
 #include "cuda/backends/fp8/limits.h"
@@ -81,8 +82,8 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
   const Params& params_;
 
   using QRegisters = uint32_t[kOwnedSteps > 0 ? kOwnedSteps : 1][kRowTiles][4];
-  using PRegisters = uint32_t[kRowTiles][4];
-  using Units = float[kRowTiles][2];  // what 1 means in P, for the lane's rows
+  using PRegisters = uint32_t[kRowTiles][1][4];
+  using Units = RunUnits[kRowTiles];
   using Outputs = float[kRowTiles][kOutTiles][4];
 
   MLA_DEVICE PrefillKernel(const Params& params, const QueryBlock& block, int head)
@@ -138,14 +139,11 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
     load<kRows, kRowBytes>(to, from, block_.first_token, args_.q_stride_token, args_.q_stride_head, block_.rows);
   }
 
-  /// Returns what products of elements must be multiplied by to be scores.
-  MLA_DEVICE float score_scale() const { return args_.sm_scale * *args_.q_scale * *args_.k_scale; }
-
   MLA_DEVICE void attend() const {
     const KeyRange keys = Base::visible_to_block();
     const int begin_key = keys.begin / kKeys * kKeys, end_key = keys.end;
     const bool raw_scores = needs_only_scale(args_.options);
-    const float scale_log2 = (raw_scores ? score_scale() : 1.0F) * std::numbers::log2e_v<float>;
+    const float scale_log2 = (raw_scores ? e4m3_score_scale(args_) : 1.0F) * std::numbers::log2e_v<float>;
 
     QRegisters q;
     Outputs o = {};
@@ -166,7 +164,7 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
       if (!Base::any_visible(first_key)) continue;
       Scores s = {};
       multiply_qk(s, q, k_run(first_key));
-      if (!raw_scores) Base::transform(s, first_key, score_scale());
+      if (!raw_scores) Base::transform(s, first_key, e4m3_score_scale(args_));
       const bool masked = !Base::all_visible(first_key);
       if (masked) Base::mask(s, first_key);
       PRegisters p;
@@ -213,10 +211,9 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
     }
   }
 
-  /// Turns the scores of a run into P as an operand, in units of each row's largest P / 448; raises the states, and
-  /// rescales the earlier accumulators where maxima have exceeded the headroom. The exponentials are made in these
-  /// units at once, up to the rounding of `zero`, which sums have as well: they are those of P, and no P is multiplied.
-  MLA_DEVICE static void softmax(const Scores& s, float scale_log2, SoftmaxRows (&states)[kRowTiles], Outputs& o,
+  /// Turns the scores of a run into P as an operand in units of its own for each row, raises the states, and rescales
+  /// the earlier accumulators where maxima have exceeded the headroom.
+  MLA_DEVICE static void softmax(Scores& s, float scale_log2, SoftmaxRows (&states)[kRowTiles], Outputs& o,
                                  PRegisters& p, Units& units) {
     float largest[kRowTiles][2], factor[kRowTiles][2];
     MLA_UNROLL
@@ -226,29 +223,11 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
       for (int r = 0; r < kRowTiles; ++r) scale_rows(o[r], factor[r]);
     }
     MLA_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) MLA_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      ScoreState& state = states[r].of[i];
-      const float zero = logit_of_unit(largest[r][i] * scale_log2);
-      float x[kKeyTiles][2], sum = 0.0F;
-      MLA_UNROLL
-      for (int n = 0; n < kKeyTiles; ++n) MLA_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        x[n][e] = ptx::exp2_approx(ptx::fma_rn(s[r][n][2 * i + e], scale_log2, -zero));
-        sum += x[n][e];
-      }
-      const float unit = ptx::exp2_approx(zero - state.base());
-      state.sum += sum * unit;
-      units[r][i] = ptx::exp2_approx(ptx::fma_rn(largest[r][i], scale_log2, -zero)) * unit * (1.0F / kE4M3Max);
-      p[r][i] = ptx::pack_e4m3x4(x[0][0], x[0][1], x[1][0], x[1][1]);
-      p[r][i + 2] = ptx::pack_e4m3x4(x[2][0], x[2][1], x[3][0], x[3][1]);
+    for (int r = 0; r < kRowTiles; ++r) {
+      units[r] = units_of_run(largest[r], scale_log2, states[r]);
+      exponentiate_in_units(s[r], units[r], scale_log2, states[r]);
+      pack_e4m3_p(s[r], p[r]);
     }
-  }
-  /// Returns the logit whose P is a unit, where `largest` is the largest of the row and run. In a run of which the row
-  /// sees nothing it is so low that a unit is 0.
-  MLA_DEVICE static float logit_of_unit(float largest) {
-    constexpr float kLowest = -0x1p100F, kLog2E4M3Max = 8.807354922F;
-    return (largest < -kNoKey ? std::fmax(largest, kLowest) : 0.0F) - kLog2E4M3Max;
   }
 
   /// Computes o += p v. With kSilenced, values that are NaN count as 0.
@@ -271,9 +250,9 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
         MLA_UNROLL
         for (int r = 0; r < kRowTiles; ++r) {
           float products[4] = {};
-          multiply_e4m3(products, p[r], b[0], b[1]);
+          multiply_e4m3(products, p[r][0], b[0], b[1]);
           MLA_UNROLL
-          for (int i = 0; i < 4; ++i) o[r][n + odd][i] += products[i] * units[r][i / 2];
+          for (int i = 0; i < 4; ++i) o[r][n + odd][i] += products[i] * units[r].in_o[i / 2];
         }
       }
     }
@@ -319,48 +298,8 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
   MLA_DEVICE void store(const Outputs& o, const SoftmaxRows (&states)[kRowTiles]) const {
     const float o_factor = *args_.v_scale * inverse_o_scale(args_.o_scale);
     Base::finish(states, o_factor, [&](int r, int i, int64_t offset, float factor) {
-      const int64_t first = offset + (ptx::lane() & 3) * 4;
-      MLA_UNROLL
-      for (int n = 0; n < kOutTiles; n += 2) {
-        const float(&even)[4] = o[r][n], (&odd)[4] = o[r][n + 1];
-        store_four(first + n * 8,
-                   {even[2 * i] * factor, odd[2 * i] * factor, even[2 * i + 1] * factor, odd[2 * i + 1] * factor});
-      }
+      store_outputs(args_, params_.o_aligned, offset, o[r], i, factor);
     });
-  }
-
-  MLA_DEVICE void store_four(int64_t offset, const float (&v)[4]) const {
-    switch (args_.o_dtype) {
-      case DType::kE4M3:
-        store_words(static_cast<uint8_t*>(args_.o) + offset, {ptx::pack_e4m3x4(v[0], v[1], v[2], v[3])});
-        break;
-      case DType::kBF16:
-        store_words(static_cast<uint16_t*>(args_.o) + offset,
-                    {ptx::pack_bf16x2(v[0], v[1]), ptx::pack_bf16x2(v[2], v[3])});
-        break;
-      default:
-        store_words(static_cast<uint32_t*>(args_.o) + offset,
-                    {std::bit_cast<uint32_t>(v[0]), std::bit_cast<uint32_t>(v[1]), std::bit_cast<uint32_t>(v[2]),
-                     std::bit_cast<uint32_t>(v[3])});
-    }
-  }
-  /// Stores four elements, which words hold, by one store if rows are aligned.
-  template <class Element, int kWords>
-  MLA_DEVICE void store_words(Element* to, const uint32_t (&words)[kWords]) const {
-    struct alignas(4 * kWords) Four {
-      uint32_t words[kWords];
-    };
-    constexpr int kWordElements = 4 / kWords;
-    if (params_.o_aligned) {
-      Four four;
-      MLA_UNROLL
-      for (int i = 0; i < kWords; ++i) four.words[i] = words[i];
-      *reinterpret_cast<Four*>(to) = four;
-      return;
-    }
-    MLA_UNROLL
-    for (int i = 0; i < 4; ++i)
-      to[i] = static_cast<Element>(words[i / kWordElements] >> i % kWordElements * (32 / kWordElements));
   }
 };
 
