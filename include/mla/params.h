@@ -69,7 +69,7 @@ struct AttentionOptions {
   /// - The channels of a query that meet quantized channels become e4m3, with one f32 scale for each token and head:
   ///   their largest finite magnitude / 448, or 1 where that is 0. Queries of e4m3 are taken as they are. Channels that
   ///   meet 16-bit rotary channels are rounded to bf16.
-  /// - The keys of a query are taken in runs of 32, in cuda_sm90_fp8 of 64 (Numerics::p_run): in decode as the rank
+  /// - The keys of a query are taken in runs of 32, in cuda_sm90_fp8 of 64 or 128 (Numerics::p_run): in decode as the rank
   ///   holds them, in prefill from the request's first key on, in decode_sparse as the indices of each pool stand. In a
   ///   run, and for each group of latent channels with one scale, P of a key times that scale becomes e4m3, in units of
   ///   the largest such product of the query's visible keys / 448; it multiplies the key's elements. 16-bit rotary

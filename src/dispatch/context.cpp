@@ -49,9 +49,9 @@ Result<Context> Context::create(const ContextOptions& options) {
     if (!options.affinity.empty() && options.affinity.size() != static_cast<size_t>(num_threads))
       return invalid("affinity", core::format("expected {} entries, one for each thread, got {}", num_threads,
                                               options.affinity.size()));
-    constexpr int32_t kRuns[] = {32, 64};
+    constexpr int32_t kRuns[] = {32, 64, 128};
     if (options.p_run != 0 && std::find(std::begin(kRuns), std::end(kRuns), options.p_run) == std::end(kRuns))
-      return invalid("p_run", core::format("expected 0, {}, got {}", fmt::join(kRuns, " or "), options.p_run));
+      return invalid("p_run", core::format("expected 0 or one of {}, got {}", fmt::join(kRuns, ", "), options.p_run));
     const dispatch::Forced force = dispatch::forced_backend(options.backend);
     if (!known_backend(force.backend))
       return invalid(force.source, core::format("expected one of {}, a family such as cpu, or auto, got \"{}\"",

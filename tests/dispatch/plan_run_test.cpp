@@ -90,7 +90,7 @@ TEST(CreateContext, RefusesBadOptions) {
   EXPECT_EQ(message({.affinity = {0, -1}}),
             "context: affinity: expected processors this process may use, got -1 for worker 1");
   EXPECT_EQ(message({.affinity = std::vector<int32_t>(1025, 0)}), "context: num_threads: expected 0 to 1024, got 1025");
-  EXPECT_EQ(message({.p_run = 33}), "context: p_run: expected 0, 32 or 64, got 33");
+  EXPECT_EQ(message({.p_run = 33}), "context: p_run: expected 0 or one of 32, 64, 128, got 33");
   std::string rows;
   for (const std::string& row : backend_names(Op::kDecode)) rows += (rows.empty() ? "" : ", ") + row;
   EXPECT_THAT(message({.backend = "tpu"}),

@@ -84,6 +84,15 @@ MLA_DEVICE void wgmma_hold([[maybe_unused]] float (&d)[kCount]) {
 #endif
 }
 
+/// Does the same for operands in registers, which must outlive the multiplication.
+template <int kRows, int kColumns>
+MLA_DEVICE void wgmma_hold([[maybe_unused]] uint32_t (&a)[kRows][kColumns]) {
+#if !MLA_EMULATED
+  MLA_UNROLL
+  for (int i = 0; i < kRows * kColumns; ++i) asm volatile("" : "+r"(a[i / kColumns][i % kColumns])::"memory");
+#endif
+}
+
 #if !MLA_EMULATED
 // MLA_NAMES_* are the names %0 ... of 16, 32, 64 and 128 accumulators in an asm statement; the operands are d[0] ...
 #define MLA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -207,13 +216,18 @@ MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accu
 #endif
 }
 
-/// Computes the same of 64 columns with A in registers, which must not change until wgmma_wait(). a[0]: row 16 w + g, k
-/// = 4t ... 4t + 3; a[1]: row 8 below; a[2..3]: k + 16 of both.
-MLA_DEVICE void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
+/// Computes the same of 64 or 128 columns with A in registers, which must not change until wgmma_wait(). a[0]: row 16 w +
+/// g, k = 4t ... 4t + 3; a[1]: row 8 below; a[2..3]: k + 16 of both.
+template <int kN>
+MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
+  static_assert(kN == 64 || kN == 128);
 #if MLA_EMULATED
-  emulator::wgmma({d, a, 0, b, 64, emulator::MmaType::kE4M3, false, accumulate}, MLA_PTX_HERE);
+  emulator::wgmma({d, a, 0, b, kN, emulator::MmaType::kE4M3, false, accumulate}, MLA_PTX_HERE);
 #else
-  MLA_WGMMA_E4M3_REGISTERS(64, 32, "%32, %33, %34, %35", "%36", "%37");
+  if constexpr (kN == 64)
+    MLA_WGMMA_E4M3_REGISTERS(64, 32, "%32, %33, %34, %35", "%36", "%37");
+  else
+    MLA_WGMMA_E4M3_REGISTERS(128, 64, "%64, %65, %66, %67", "%68", "%69");
 #endif
 }
 

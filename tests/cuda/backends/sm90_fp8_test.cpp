@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "cuda/backends/fp8_problems.h"
 #include "kit/cases.h"
@@ -56,6 +57,31 @@ TEST_F(Sm90Fp8, RunsWhatAsksForIt) {
           EXPECT_NE(explain(problem, "auto").selected, "cuda_sm90_fp8");
           EXPECT_EQ(of_sm90_fp8(problem).reason, "multiplies e4m3 by e4m3, for compute = fp8 only");
         }
+}
+
+Problem prefill_on_hopper(int64_t d_qk, int64_t d_v) {
+  Problem problem = on_hopper(CacheFormat::kBF16);
+  problem.op = Op::kPrefill;
+  problem.q_dtype = DType::kE4M3;
+  problem.d_qk = d_qk;
+  problem.d_v = d_v;
+  return problem;
+}
+
+// A run has as many keys as registers hold scores of.
+TEST_F(Sm90Fp8, RunsPrefillThatAsksForIt) {
+  for (const auto& [d_qk, d_v] : {std::pair(192, 128), std::pair(128, 128), std::pair(256, 128), std::pair(256, 256)}) {
+    Problem problem = prefill_on_hopper(d_qk, d_v);
+    EXPECT_EQ(explain(problem, "auto").selected, "cuda_sm90_fp8") << of_sm90_fp8(problem).reason;
+    EXPECT_EQ(of_sm90_fp8(problem).numerics.p_run, d_v == 128 ? 128 : 64);
+    problem.compute = Compute::kDefault;
+    EXPECT_EQ(explain(problem, "auto").selected, "cuda_portable");
+  }
+  EXPECT_EQ(of_sm90_fp8(prefill_on_hopper(96, 64)).reason,
+            "takes d_qk/d_v of 192/128, 128/128, 256/128, 256/256, not 96/64");
+  Problem problem = prefill_on_hopper(192, 128);
+  problem.q_dtype = DType::kBF16;
+  EXPECT_THAT(of_sm90_fp8(problem).reason, HasSubstr("prefill of e4m3 tensors, not of bf16"));
 }
 
 // An H100 or H200 keeps 14 bits of a sum, the emulator 24.

@@ -286,7 +286,7 @@ class MathRole : QuantizedP {
       ptx::wgmma_fence();
       MLA_UNROLL
       for (int half = 0; half < kHalves; ++half)
-        ptx::wgmma_e4m3(products, values[half], ptx::advance(p, half * 32), half > 0);
+        ptx::wgmma_e4m3<64>(products, values[half], ptx::advance(p, half * 32), half > 0);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(products);

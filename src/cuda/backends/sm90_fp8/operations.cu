@@ -4,7 +4,8 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90_fp8 {
 
 const cuda::Operations& operations() {
-  static const cuda::Operations all = {.decode = decode(), .decode_sparse = decode_sparse()};
+  static const cuda::Operations all = {
+      .decode = decode(), .decode_sparse = decode_sparse(), .prefill = prefill()};
   return all;
 }
 

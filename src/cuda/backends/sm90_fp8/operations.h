@@ -9,6 +9,7 @@ namespace mla::MLA_CUDA_NAMESPACE::sm90_fp8 {
 
 cuda::PlannedOperation<core::DecodeArgs> decode();
 cuda::PlannedOperation<core::DecodeSparseArgs> decode_sparse();
+cuda::PlannedOperation<core::PrefillArgs> prefill();
 
 /// Returns all operations that the backend has kernels for.
 const cuda::Operations& operations();
