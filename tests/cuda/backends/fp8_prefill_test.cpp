@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests how close prefill of e4m3 comes to the arithmetic that compute = fp8 stands for, on architectures whose multiplies
-// differ.
+// Tests how close prefill of e4m3 comes to the arithmetic that compute = fp8 stands for, on architectures whose
+// multiplies differ.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -145,7 +145,7 @@ TEST(Sm90, SaysWhatItLeavesToOthers) {
   }
   prefill = on_sm90(Op::kPrefill);
   prefill.d_qk = prefill.d_v = 64;
-  expect(prefill, "takes d_qk/d_v of 192/128, 128/128, not 64/64");
+  expect(prefill, "takes d_qk/d_v of 192/128, 128/128, 256/128, 256/256, not 64/64");
 }
 
 TEST(Sm90, LeavesIndexersOfFewHeads) {

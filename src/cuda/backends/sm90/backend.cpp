@@ -32,7 +32,7 @@ Reason indexer_refusal(const Problem& problem) {
 }
 
 /// The kernels of prefill are compiled for these head dims (prefill.cu).
-constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}};
+constexpr Widths kPrefillWidths[] = {{192, 128}, {128, 128}, {256, 128}, {256, 256}};
 
 Reason prefill_refusal(const Problem& problem) {
   if (problem.q_dtype != DType::kBF16 && problem.q_dtype != DType::kF16)

@@ -10,21 +10,33 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
-// This tiling reached 647 TFLOP/s for causal 192/128, 128 heads, 8k tokens (H200, 2026-11-21). On the same day four and
-// eight steps of Q in registers gave 608 and 597, no turns 521, and tiles of 64 keys in four stages 469.
-constexpr PrefillTiling kTiling = {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
+/// Returns the tiling of head dims: what fits shared memory, and scores that fit registers beside outputs of d_v. Tiles
+/// of 128 keys reached 647 TFLOP/s for causal 192/128, 128 heads, 8k tokens (H200, 2026-11-21). On the same day four
+/// and eight steps of Q in registers gave 608 and 597, no turns 521, and tiles of 64 keys in four stages 469.
+constexpr PrefillTiling tiling_of(int d_qk, int d_v) {
+  if (d_v == 256) return {.keys = 64, .stages = 2, .q_steps = 0, .takes_turns = true};
+  if (d_qk == 256) return {.keys = 64, .stages = 3, .q_steps = 0, .takes_turns = true};
+  return {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
+}
 
-template <DType kType, int kDQk>
-Status run_of(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return run_warpgroup_prefill<PrefillKernel<kType, kDQk, 128, kTiling>>(args, queue, workspace, 2);
+template <DType kType, int kDQk, int kDV>
+Status run_widths(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
+  constexpr int64_t kLaneElements = 2;
+  return run_warpgroup_prefill<PrefillKernel<kType, kDQk, kDV, tiling_of(kDQk, kDV)>>(args, queue, workspace,
+                                                                                      kLaneElements);
 }
 
 template <DType kType>
 Status run_type(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
-  return args.d_qk == 192 ? run_of<kType, 192>(args, queue, workspace) : run_of<kType, 128>(args, queue, workspace);
+  if (args.d_v == 256) return run_widths<kType, 256, 256>(args, queue, workspace);
+  switch (args.d_qk) {
+    case 128: return run_widths<kType, 128, 128>(args, queue, workspace);
+    case 192: return run_widths<kType, 192, 128>(args, queue, workspace);
+    default: return run_widths<kType, 256, 128>(args, queue, workspace);
+  }
 }
 
-/// Computes d_qk of 192 or 128 with d_v of 128, in bf16 and f16; the backend's refusal keeps all else away.
+/// Computes bf16 and f16; the backend's refusal keeps other types and head dims away.
 Status run(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace) {
   return args.dtype == DType::kBF16 ? run_type<DType::kBF16>(args, queue, workspace)
                                     : run_type<DType::kF16>(args, queue, workspace);
