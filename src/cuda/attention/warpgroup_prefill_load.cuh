@@ -9,11 +9,10 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// `Block` is the WarpgroupPrefill of a kernel.
-template <class Config, class Block = WarpgroupPrefill<Config>>
-class WarpgroupPrefillLoad : public Block {
+template <class Config>
+class WarpgroupPrefillLoad : public WarpgroupPrefill<Config> {
  public:
-  using Block::Block;
+  using WarpgroupPrefill<Config>::WarpgroupPrefill;
 
  protected:
   /// Finds the block's next unit and describes it, while the tiles of the last one are still being computed.

@@ -20,14 +20,14 @@ struct PrefillConfig : WarpgroupPrefillConfig {
   static constexpr bool kTakesTurns = true;
   static constexpr int kQRowBytes = kDQk, kKRowBytes = kDQk, kVRowBytes = kDV;
 
-  // Q and K lie in whole segments, and values as they come. Transposed values are what wgmma multiplies: for each block
-  // of 64 keys a row of 64 bytes for each column of outputs, swizzled as Swizzle::k64. Of 16 channels the even ones are
-  // columns 0 ... 7, and bytes 4 t ... 4 t + 3 of a chunk of 16 keys are keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+  // Q and K lie in whole segments, and values as they come. Transposed values are what wgmma multiplies: for each
+  // subtile of 64 keys a row of 64 bytes for each column of outputs, swizzled as Swizzle::k64. Of 16 channels the even
+  // ones are columns 0 ... 7, and bytes 4 t ... 4 t + 3 of a chunk of 16 keys are keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9
   // (tile/e4m3_pairs.cuh).
-  static constexpr int kBlockKeys = 64, kColumnBytes = kBlockKeys, kBlockBytes = kDV * kColumnBytes;
+  static constexpr int kSubtileKeys = 64, kColumnBytes = kSubtileKeys, kSubtileBytes = kDV * kColumnBytes;
   /// Returns where a chunk of 16 keys lies among a tile's transposed values.
   static constexpr uint32_t values_place(int column, int chunk) {
-    return static_cast<uint32_t>(chunk / 4 * kBlockBytes + column * kColumnBytes +
+    return static_cast<uint32_t>(chunk / 4 * kSubtileBytes + column * kColumnBytes +
                                  (chunk % 4 ^ (column >> 1 & 3)) * kChunkBytes);
   }
 
@@ -54,7 +54,7 @@ struct PrefillConfig : WarpgroupPrefillConfig {
   static constexpr int kSharedBytes = kBarriersBegin + kNumBarriers * kBarrierBytes;
 
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
-  static_assert(kDQk % 64 == 0 && kDV % kSegmentBytes == 0 && kKeys % kBlockKeys == 0);
+  static_assert(kDQk % 64 == 0 && kDV % kSegmentBytes == 0 && kKeys % kSubtileKeys == 0);
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90_fp8

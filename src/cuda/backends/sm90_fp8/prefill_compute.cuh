@@ -80,18 +80,18 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     }
   }
 
-  /// Issues products = p v for a piece of the channels of kKeys keys of tile n, from its block `block` on.
+  /// Issues products = p v for a piece of the channels of kKeys keys of tile n, from its subtile `subtile` on.
   template <int kKeys>
-  MLA_DEVICE void multiply_pv(Products& products, const PRegisters<kKeys>& p, int n, int block, int piece) const {
-    constexpr int kBlockSteps = Config::kBlockKeys / 32;
-    const uint64_t b = ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(block * Config::kBlockBytes) +
+  MLA_DEVICE void multiply_pv(Products& products, const PRegisters<kKeys>& p, int n, int subtile, int piece) const {
+    constexpr int kSubtileSteps = Config::kSubtileKeys / 32;
+    const uint64_t b = ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(subtile * Config::kSubtileBytes) +
                                                   static_cast<uint32_t>(piece * kPieceChannels * Config::kColumnBytes),
                                               0, 8 * Config::kColumnBytes, ptx::Swizzle::k64);
     MLA_UNROLL
     for (int step = 0; step < kKeys / 32; ++step)
       ptx::wgmma_e4m3<kPieceChannels>(
-          flat(products), p[step], ptx::advance(b, step / kBlockSteps * Config::kBlockBytes + step % kBlockSteps * 32),
-          step > 0);
+          flat(products), p[step],
+          ptx::advance(b, step / kSubtileSteps * Config::kSubtileBytes + step % kSubtileSteps * 32), step > 0);
   }
 
   MLA_DEVICE static void add(Outputs& o, const Products& products, const RunUnits& units, int piece) {
@@ -214,13 +214,13 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   /// Computes o += units * p v for all pieces, one after another.
   template <int kKeys>
   MLA_DEVICE void add_pieces(Outputs& o, Products& products, PRegisters<kKeys>& p, const RunUnits& units, int n,
-                             int block) const {
+                             int subtile) const {
     MLA_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       ptx::wgmma_hold(flat(products));
       ptx::wgmma_hold(p);
       ptx::wgmma_fence();
-      multiply_pv<kKeys>(products, p, n, block, piece);
+      multiply_pv<kKeys>(products, p, n, subtile, piece);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(products));
@@ -229,21 +229,20 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     }
   }
 
-  /// Computes any tile: all of it, or one of its blocks if the group's rows see no key of the others.
+  /// Computes any tile: all of it, or one of its subtiles if the group's rows see no key of the other.
   MLA_DEVICE void compute_tile(int tile, SoftmaxRows (&rows)[1], Outputs& o) {
     const KeyRange any = this->visible_to_any(this->unit(this->unit_));
     const int n = tile_++, first_key = tile * Config::kKeys;
-    const int begin = any.begin > first_key ? (any.begin - first_key) / Config::kBlockKeys : 0;
-    const int end = any.end - first_key > Config::kKeys - Config::kBlockKeys
-                        ? Config::kKeys / Config::kBlockKeys
-                        : (any.end - first_key + Config::kBlockKeys - 1) / Config::kBlockKeys;
+    const int begin = any.begin > first_key ? (any.begin - first_key) / Config::kSubtileKeys : 0;
+    const int seen = any.end - first_key < Config::kKeys ? any.end - first_key : Config::kKeys;
+    const int end = (seen + Config::kSubtileKeys - 1) / Config::kSubtileKeys;
     wait_for_k(n);
     wait_for_turn();
     if (begin >= end) {
       pass_turn();
       wait_for_v(n);
     } else if (end - begin == 1) {
-      compute_keys<Config::kBlockKeys>(n, first_key, begin, rows, o);
+      compute_keys<Config::kSubtileKeys>(n, first_key, begin, rows, o);
     } else {
       compute_keys<Config::kKeys>(n, first_key, 0, rows, o);
     }
@@ -252,11 +251,11 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     release_v(n);
   }
 
-  /// Computes kKeys keys of tile n, from its block `block` on, one thing after another.
+  /// Computes kKeys keys of tile n, from its subtile `subtile` on, one thing after another.
   template <int kKeys>
-  MLA_DEVICE void compute_keys(int n, int tile_key, int block, SoftmaxRows (&rows)[1], Outputs& o) {
+  MLA_DEVICE void compute_keys(int n, int tile_key, int subtile, SoftmaxRows (&rows)[1], Outputs& o) {
     const KeyRange all = this->visible_to_all(this->unit(this->unit_));
-    const int first = block * Config::kBlockKeys, first_key = tile_key + first;
+    const int first = subtile * Config::kSubtileKeys, first_key = tile_key + first;
     Scores<kKeys> s;
     Products products;
     PRegisters<kKeys> p;
@@ -269,24 +268,24 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     wait_for_v(n);
     const bool masked = first_key + kKeys > all.end || first_key < all.begin;
     // A probability of 0 does not silence a value that is NaN.
-    const bool finite = !masked || !any_nan<kKeys>(n, block);
+    const bool finite = !masked || !any_nan<kKeys>(n, subtile);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(flat(s));
     if (!this->raw_scores_) this->transform(s[0], first_key, e4m3_score_scale(this->args_));
     if (masked) this->mask(s[0], first_key);
     softmax<kKeys>(s, rows, o, p, units);
     if (finite)
-      add_pieces<kKeys>(o, products, p, units, n, block);
+      add_pieces<kKeys>(o, products, p, units, n, subtile);
     else
-      add_values_with_nan<kKeys>(o, p, units, n, block, first_key);
+      add_values_with_nan<kKeys>(o, p, units, n, subtile, first_key);
   }
 
   /// Returns whether any of these values is NaN. All warps of the group call it, and each looks at a fourth of them.
   template <int kKeys>
-  MLA_DEVICE bool any_nan(int n, int block) {
-    constexpr int kWarpBytes = kKeys / Config::kBlockKeys * Config::kBlockBytes / Base::kGroupWarps;
+  MLA_DEVICE bool any_nan(int n, int subtile) {
+    constexpr int kWarpBytes = kKeys / Config::kSubtileKeys * Config::kSubtileBytes / Base::kGroupWarps;
     const ptx::SharedAddress values =
-        this->v_tile(n) + static_cast<uint32_t>(block * Config::kBlockBytes + warp_row_ / 16 * kWarpBytes);
+        this->v_tile(n) + static_cast<uint32_t>(subtile * Config::kSubtileBytes + warp_row_ / 16 * kWarpBytes);
     uint32_t found = 0;
     for (int i = ptx::lane() * kChunkBytes; i < kWarpBytes; i += kWarpSize * kChunkBytes) {
       const auto elements = ptx::load_shared<ptx::Vec4>(values + static_cast<uint32_t>(i));
@@ -299,7 +298,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   /// Does what add_pieces() does for keys of which some values are NaN: they count as 0 for rows that do not see them.
   /// The product of "the row sees the key" and "the value is NaN" says which outputs become NaN.
   template <int kKeys>
-  MLA_DEVICE void add_values_with_nan(Outputs& o, const PRegisters<kKeys>& p, const RunUnits& units, int n, int block,
+  MLA_DEVICE void add_values_with_nan(Outputs& o, const PRegisters<kKeys>& p, const RunUnits& units, int n, int subtile,
                                       int first_key) const {
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; column += 2) {
@@ -307,7 +306,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
       MLA_UNROLL
       for (int step = 0; step < kKeys / 32; ++step) {
         uint32_t b[4], nan[4], sees[4];
-        load_values(b, n, column, block * Config::kBlockKeys / 16 + step * 2);
+        load_values(b, n, column, subtile * Config::kSubtileKeys / 16 + step * 2);
         sees_as_operand(sees, first_key + step * 32);
         MLA_UNROLL
         for (int i = 0; i < 4; ++i) {
