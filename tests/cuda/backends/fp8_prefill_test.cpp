@@ -40,12 +40,12 @@ class Fp8Prefill : public testing::TestWithParam<int32_t> {
 
   /// Expects of a problem what is left where the same numbers are rounded: the errors of sums in f32, and the few P
   /// that these move over a tie of e4m3.
-  void expect_sums_only(const kit::PrefillSpec& spec) {
+  void expect_sums_only(const kit::PrefillSpec& spec, double max_rel = 1e-4) {
     const kit::Outcome outcome = kit::check(context(), spec);
     EXPECT_TRUE(outcome.ok) << outcome.line();
     EXPECT_EQ(outcome.backend, backend());
-    EXPECT_LT(outcome.error.max_rel, 1e-4) << outcome.line();
-    EXPECT_LT(outcome.error.cosine_distance, 1e-10) << outcome.line();
+    EXPECT_LT(outcome.error.max_rel, max_rel) << outcome.line();
+    EXPECT_LT(outcome.error.cosine_distance, max_rel * max_rel / 100) << outcome.line();
     EXPECT_LT(outcome.error.max_lse, 4e-6) << outcome.line();
   }
 
@@ -121,7 +121,8 @@ TEST_P(Fp8Prefill, UnalignedRows) {
     }
 }
 
-// Rows see many whole tiles between masked ones, and requests end in the middle of units.
+// Rows see many whole tiles between masked ones, and requests end in the middle of units. Of so many P one or two of
+// little weight are moved over a tie: by 2^-3 of a P of 2^-9 of its row.
 TEST_P(Fp8Prefill, ManyTiles) {
   for (const Widths& widths : kWidths)
     for (bool causal : {false, true})
@@ -132,7 +133,7 @@ TEST_P(Fp8Prefill, ManyTiles) {
         spec.q_len = {150, 64};
         spec.kv_len = {700, 512};
         spec.options.window_left = window_left;
-        expect_sums_only(spec);
+        expect_sums_only(spec, 0x1p-12);
       }
 }
 
