@@ -21,8 +21,7 @@
 // 6. A sink multiplies a row by a function of its lse, so lse's error becomes o's.
 // 7. Tensor cores add 16 products at a time to an f32 sum and cut it off, always towards zero: by u(f32) of the partial
 //    sum on average, and these errors do not cancel. A score takes d_qk / 16 such steps and is 5 score_std at most, o
-//    takes n / 16. Of sums of e4m3 products Hopper keeps 14 bits, 32 products at a time: so few that what is cut off
-//    may be a whole unit each time.
+//    takes n / 16. Of sums of e4m3 products Hopper keeps 14 bits, 32 products at a time.
 // 8. Of f32 queries they multiply query_bits bits (two parts of bf16: 16; of f16: 22), so what is left of a query is at
 //    most 2^-16 (2^-22) of it, about a third of that in the mean square, of either sign. Five standard deviations of a
 //    score made of that are 2 * 2^-16 (2 * 2^-22) score_std. Queries of 16 bits fit the two parts.
@@ -83,7 +82,7 @@ struct AttentionShape {
 
 Tolerance attention_tolerance(const AttentionSpec& spec, const AttentionShape& shape, const Numerics& numerics) {
   const double u = unit_roundoff(DType::kF32), score_std = static_cast<double>(spec.score_std);
-  const double u_of_cut = numerics.sum_bits < 24 ? std::exp2(1 - numerics.sum_bits) : u;
+  const double u_of_cut = std::max(u, std::exp2(-numerics.sum_bits));
   const double cuts = numerics.products_per_cut > 0 ? u_of_cut / numerics.products_per_cut : 0;         // of a product
   const double options = u * (4 * static_cast<double>(spec.options.logits_soft_cap) + 4 * shape.bias);  // 5
   const double cut_scores = cuts * shape.d_qk * 5 * score_std;                                          // 7

@@ -9,7 +9,7 @@
 //   warpgroups 1, 2 compute: S, softmax and O of 64 rows each; they take turns, so that one multiplies while the other
 //                   exponentiates
 // Shared memory: Q [2][64, d_qk] | K [stages][keys, d_qk] | V [stages][keys, d_v], 2 bytes each, swizzled | outputs on
-// their way, 16 KB | units, barriers. What each role waits for, does, and arrives at, for unit u and tile n:
+// their way | units, barriers. What each role waits for, does, and arrives at, for unit u and tile n:
 //   load     unit_empty(u - 2) -> describe u -> unit_full(u)
 //            k_empty(n - stages) -> K(n) -> k_full(n);  v_empty(n - stages) -> V(n) -> v_full(n)
 //   compute  unit_full(u);  k_full(n) -> S(n) -> k_empty(n);  v_full(n - 1) -> O += P(n - 1) V -> v_empty(n - 1)
