@@ -65,9 +65,13 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   /// The load role has fenced what it wrote.
   MLA_DEVICE void wait_for_v(int n) const { ptx::mbarrier_wait(this->v_full(n), this->v_parity(n)); }
 
-  /// Issues s = q k^T for kKeys keys of tile n, from the tile's key `first` on.
+  /// Issues q k^T for kKeys keys of tile n, from the tile's key `first` on: s is the sum over the first half of the
+  /// channels, `rest` over the other.
   template <int kKeys>
-  MLA_DEVICE void multiply_qk(Scores<kKeys>& s, int n, int first) const {
+  MLA_DEVICE void multiply_qk(Scores<kKeys>& s, Scores<kKeys>& rest, int n, int first) const {
+    ptx::wgmma_hold(flat(s));
+    ptx::wgmma_hold(flat(rest));
+    ptx::wgmma_fence();
     constexpr int kQSegmentBytes = Config::kGroupRows * kSegmentBytes, kKSegmentBytes = Config::kKeys * kSegmentBytes;
     const uint64_t a = ptx::matrix_descriptor(this->q_tile(group_), 0, Base::kAtomBytes, ptx::Swizzle::k128);
     const uint64_t b = ptx::matrix_descriptor(this->k_tile(n) + static_cast<uint32_t>(first * kSegmentBytes), 0,
@@ -75,14 +79,30 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     MLA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
       const int segment = step / kSegmentSteps, in_segment = step % kSegmentSteps * 32;
-      ptx::wgmma_e4m3<kKeys>(flat(s), ptx::advance(a, segment * kQSegmentBytes + in_segment),
-                             ptx::advance(b, segment * kKSegmentBytes + in_segment), step > 0);
+      ptx::wgmma_e4m3<kKeys>(flat(step < kQkSteps / 2 ? s : rest),
+                             ptx::advance(a, segment * kQSegmentBytes + in_segment),
+                             ptx::advance(b, segment * kKSegmentBytes + in_segment), step % (kQkSteps / 2) > 0);
     }
+    ptx::wgmma_commit();
+  }
+
+  /// Waits for both sums, and adds them.
+  template <int kKeys>
+  MLA_DEVICE static void finish_scores(Scores<kKeys>& s, Scores<kKeys>& rest) {
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(flat(s));
+    ptx::wgmma_hold(flat(rest));
+    MLA_UNROLL
+    for (int tile = 0; tile < kKeys / 8; ++tile) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) s[0][tile][i] += rest[0][tile][i];
   }
 
   /// Issues products = p v for a piece of the channels of kKeys keys of tile n, from its subtile `subtile` on.
   template <int kKeys>
-  MLA_DEVICE void multiply_pv(Products& products, const PRegisters<kKeys>& p, int n, int subtile, int piece) const {
+  MLA_DEVICE void issue_piece(Products& products, PRegisters<kKeys>& p, int n, int subtile, int piece) const {
+    ptx::wgmma_hold(flat(products));
+    ptx::wgmma_hold(p);
+    ptx::wgmma_fence();
     constexpr int kSubtileSteps = Config::kSubtileKeys / 32;
     const uint64_t b = ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(subtile * Config::kSubtileBytes) +
                                                   static_cast<uint32_t>(piece * kPieceChannels * Config::kColumnBytes),
@@ -92,6 +112,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
       ptx::wgmma_e4m3<kPieceChannels>(
           flat(products), p[step],
           ptx::advance(b, step / kSubtileSteps * Config::kSubtileBytes + step % kSubtileSteps * 32), step > 0);
+    ptx::wgmma_commit();
   }
 
   MLA_DEVICE static void add(Outputs& o, const Products& products, const RunUnits& units, int piece) {
@@ -138,20 +159,18 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   MLA_DEVICE void compute_unmasked_tiles(int count, SoftmaxRows (&rows)[1], Outputs& o) {
     constexpr int kKeys = Config::kKeys;
     Scores<kKeys> s;
-    Products products;
     PRegisters<kKeys> p;
     RunUnits units;
     int n = tile_;
     tile_ += count;
     wait_for_k(n);
     wait_for_turn();
-    ptx::wgmma_hold(flat(s));
-    ptx::wgmma_fence();
-    multiply_qk<kKeys>(s, n, 0);
-    ptx::wgmma_commit();
-    pass_turn();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(flat(s));
+    {
+      Scores<kKeys> rest;
+      multiply_qk<kKeys>(s, rest, n, 0);
+      pass_turn();
+      finish_scores<kKeys>(s, rest);
+    }
     release_k(n);
     softmax<kKeys>(s, rows, o, p, units);
     if (++n < tile_) wait_for_k(n);
@@ -159,20 +178,16 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     MLA_NO_UNROLL
     for (; n < tile_; ++n) {
       wait_for_turn();
-      ptx::wgmma_hold(flat(s));
-      ptx::wgmma_hold(flat(products));
-      ptx::wgmma_hold(p);
-      ptx::wgmma_fence();
-      multiply_qk<kKeys>(s, n, 0);
-      ptx::wgmma_commit();
-      wait_for_v(n - 1);
-      ptx::wgmma_fence();
-      multiply_pv<kKeys>(products, p, n - 1, 0, 0);
-      ptx::wgmma_commit();
-      pass_turn();
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_hold(flat(s));
+      {
+        Scores<kKeys> rest;
+        multiply_qk<kKeys>(s, rest, n, 0);
+        wait_for_v(n - 1);
+        finish_scores<kKeys>(s, rest);
+      }
       release_k(n);
+      Products products;
+      issue_piece<kKeys>(products, p, n - 1, 0, 0);
+      pass_turn();
       float largest[1][2];
       lane_max<kKeys>(s, largest[0]);
       // The wait stands here for the reason that cuda_sm90's prefill_compute.cuh gives: without a branch ptxas 13.0
@@ -192,7 +207,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
       pack_e4m3_p(s[0], p);
     }
     wait_for_v(n - 1);
-    add_pieces<kKeys>(o, products, p, units, n - 1, 0);
+    add_pieces<kKeys>(o, p, units, n - 1, 0);
     release_v(n - 1);
   }
 
@@ -203,25 +218,16 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     ptx::wgmma_hold(flat(products));
     ptx::wgmma_hold(p);
     add(o, products, units, kPiece);
-    if constexpr (kPiece + 1 < kPieces) {
-      ptx::wgmma_hold(flat(products));
-      ptx::wgmma_fence();
-      multiply_pv<kKeys>(products, p, n, 0, kPiece + 1);
-      ptx::wgmma_commit();
-    }
+    if constexpr (kPiece + 1 < kPieces) issue_piece<kKeys>(products, p, n, 0, kPiece + 1);
   }
 
   /// Computes o += units * p v for all pieces, one after another.
   template <int kKeys>
-  MLA_DEVICE void add_pieces(Outputs& o, Products& products, PRegisters<kKeys>& p, const RunUnits& units, int n,
-                             int subtile) const {
+  MLA_DEVICE void add_pieces(Outputs& o, PRegisters<kKeys>& p, const RunUnits& units, int n, int subtile) const {
+    Products products;
     MLA_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
-      ptx::wgmma_hold(flat(products));
-      ptx::wgmma_hold(p);
-      ptx::wgmma_fence();
-      multiply_pv<kKeys>(products, p, n, subtile, piece);
-      ptx::wgmma_commit();
+      issue_piece<kKeys>(products, p, n, subtile, piece);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(products));
       ptx::wgmma_hold(p);
@@ -256,26 +262,21 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   MLA_DEVICE void compute_keys(int n, int tile_key, int subtile, SoftmaxRows (&rows)[1], Outputs& o) {
     const KeyRange all = this->visible_to_all(this->unit(this->unit_));
     const int first = subtile * Config::kSubtileKeys, first_key = tile_key + first;
-    Scores<kKeys> s;
-    Products products;
+    Scores<kKeys> s, rest;
     PRegisters<kKeys> p;
     RunUnits units;
-    ptx::wgmma_hold(flat(s));
-    ptx::wgmma_fence();
-    multiply_qk<kKeys>(s, n, first);
-    ptx::wgmma_commit();
+    multiply_qk<kKeys>(s, rest, n, first);
     pass_turn();
     wait_for_v(n);
     const bool masked = first_key + kKeys > all.end || first_key < all.begin;
     // A probability of 0 does not silence a value that is NaN.
     const bool finite = !masked || !any_nan<kKeys>(n, subtile);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(flat(s));
+    finish_scores<kKeys>(s, rest);
     if (!this->raw_scores_) this->transform(s[0], first_key, e4m3_score_scale(this->args_));
     if (masked) this->mask(s[0], first_key);
     softmax<kKeys>(s, rows, o, p, units);
     if (finite)
-      add_pieces<kKeys>(o, products, p, units, n, subtile);
+      add_pieces<kKeys>(o, p, units, n, subtile);
     else
       add_values_with_nan<kKeys>(o, p, units, n, subtile, first_key);
   }
