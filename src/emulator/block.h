@@ -218,6 +218,7 @@ class Block {
 
   Counters& counters_of_block() { return counters_; }
   bool previous_grid_ends() const { return launch_.previous_grid_ends; }
+  bool e4m3_sums_in_f32() const { return launch_.e4m3_sums_in_f32; }
 
  private:
   static void thread_main(boost::context::detail::transfer_t transfer);

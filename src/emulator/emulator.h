@@ -35,6 +35,9 @@ struct Launch {
   int32_t shared_bytes = 0;
   int32_t shared_limit = 0;  ///< bytes that the target grants a block
   uint64_t seed = 0;         ///< decides the order of blocks and threads
+  /// If true, wgmma keeps the bits of f32 of sums of e4m3 products, so that what else a kernel does wrong shows. If
+  /// false, it keeps those that an H100 and H200 keep.
+  bool e4m3_sums_in_f32 = false;
   /// If false, the previous grid never ends, and threads end where they wait for it. This shows what a kernel does
   /// before.
   bool previous_grid_ends = true;

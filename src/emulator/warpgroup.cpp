@@ -3,8 +3,13 @@
 // its accumulators turn into NaN. It is computed when its warp waits for its group, from what shared memory holds by
 // then.
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "emulator/block.h"
 #include "emulator/elements.h"
@@ -219,40 +224,146 @@ MLA_EMULATOR_AVX2 void multiply_avx2(const Operands& operands, int columns, floa
   multiply<Element>(operands, columns, sums);
 }
 
-/// Reads the operands of e4m3 in units 0 or 1 along k, of 16 channels each. An element is a code.
-void read_e4m3(Block& block, const PendingWgmma& pending, int half, Operands& operands) {
+constexpr int kE4M3Depth = 32;
+
+/// Holds codes.
+struct E4M3Operands {
+  uint8_t a[kRows][kE4M3Depth];
+  uint8_t b[kE4M3Depth][kMaxColumns];
+};
+
+void read_e4m3(Block& block, const PendingWgmma& pending, E4M3Operands& operands) {
   static_assert(SharedWrites::kUnit == kDepth);
   const Reader reader(block, pending.site);
   const auto read = [&](const Units& units, int row, auto&& to) {
-    const std::byte* unit = reader.read(units.unit(units.core(row / 8, half), row % 8), pending.time);
-    for (int k = 0; k < kDepth; ++k) to(k) = std::to_integer<uint16_t>(unit[k]);
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* unit = reader.read(units.unit(units.core(row / 8, half), row % 8), pending.time);
+      for (int k = 0; k < kDepth; ++k) to(kDepth * half + k) = std::to_integer<uint8_t>(unit[k]);
+    }
   };
   if (pending.what.a_registers == nullptr) {
     const Units a(pending.what.a, false, block, pending.site);
     const int first = block.current_index() / kWarpSize % 4 * kRows;
-    for (int row = 0; row < kRows; ++row) read(a, first + row, [&](int k) -> uint16_t& { return operands.a[row][k]; });
+    for (int row = 0; row < kRows; ++row) read(a, first + row, [&](int k) -> uint8_t& { return operands.a[row][k]; });
   } else {
     for (int l = 0; l < kWarpSize; ++l) {
       check_registers(block, pending, l);
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < 4; ++i)
         for (int byte = 0; byte < 4; ++byte)
-          operands.a[l / 4 + 8 * i][l % 4 * 4 + byte] =
-              static_cast<uint16_t>(pending.a[l][2 * half + i] >> 8 * byte & 0xFF);
+          operands.a[l / 4 + i % 2 * 8][i / 2 * 16 + l % 4 * 4 + byte] =
+              static_cast<uint8_t>(pending.a[l][i] >> 8 * byte & 0xFF);
     }
   }
   const Units b(pending.what.b, false, block, pending.site);
   for (int column = 0; column < pending.what.n; ++column)
-    read(b, column, [&](int k) -> uint16_t& { return operands.b[k][column]; });
+    read(b, column, [&](int k) -> uint8_t& { return operands.b[k][column]; });
+}
+
+/// Is what a sum of an H100 and H200 is made of: the value, or 0 for NaN, and the power of two that the exponent's bits
+/// stand for, or 0 where the value is 0.
+struct E4M3Term {
+  float value, power;
+};
+
+constexpr bool is_nan(uint32_t e4m3) { return (e4m3 & 0x7F) == 0x7F; }
+
+E4M3Term e4m3_term(uint8_t code) {
+  static constexpr auto kTable = [] {
+    std::array<E4M3Term, 256> table{};
+    for (uint32_t i = 0; i < 256; ++i) {
+      const float value = is_nan(i) ? 0.0F : e4m3_to_f32(static_cast<uint8_t>(i));
+      const uint32_t exponent = std::max(i >> 3 & 15, 1U) - 7 + 127;
+      table[i] = {value, value == 0 ? 0.0F : std::bit_cast<float>(exponent << 23)};
+    }
+    return table;
+  }();
+  return kTable[code];
+}
+
+/// Computes sums [16, columns] += a b as an H100 and H200 do, bit by bit (docs/notebook/2026-11-29-e4m3-sums.md): 32
+/// products and the sum so far are cut off, towards zero, 13 bits behind the point of the largest exponent among them;
+/// what they add up to is cut off to 14 bits. A product's exponent is the sum of its factors'.
+[[gnu::always_inline]] inline void multiply_e4m3(const E4M3Operands& operands, int columns, float* sums) {
+  using Bits [[gnu::vector_size(32)]] = int32_t;
+  constexpr int kExponentBits = 0x7F800000, kKeptBits = ~0x3FF, kUnitBits = 13 << 23;
+  static thread_local float values[kE4M3Depth][kMaxColumns], powers[kE4M3Depth][kMaxColumns];
+  for (int k = 0; k < kE4M3Depth; ++k)
+    for (int j = 0; j < columns; ++j) {
+      const E4M3Term term = e4m3_term(operands.b[k][j]);
+      values[k][j] = term.value, powers[k][j] = term.power;
+    }
+  for (int i = 0; i < kRows; ++i) {
+    E4M3Term a[kE4M3Depth];
+    for (int k = 0; k < kE4M3Depth; ++k) a[k] = e4m3_term(operands.a[i][k]);
+    for (int j = 0; j < columns; j += 8) {
+      const Row before = row_at(&sums[i * columns + j]);
+      Row largest = reinterpret_cast<Row>(reinterpret_cast<Bits>(before) & kExponentBits);
+      largest = largest > 0x1p-100F ? largest : Row{} + 0x1p-100F;
+      for (int k = 0; k < kE4M3Depth; ++k) {
+        const Row power = a[k].power * row_at(&powers[k][j]);
+        largest = power > largest ? power : largest;
+      }
+      // `largest` is a power of two, and so are the unit of what is kept and its inverse.
+      const Row in_units = reinterpret_cast<Row>((254 << 23) - reinterpret_cast<Bits>(largest) + kUnitBits);
+      Bits sum = __builtin_convertvector(before * in_units, Bits);
+      for (int k = 0; k < kE4M3Depth; ++k)
+        sum += __builtin_convertvector(a[k].value * row_at(&values[k][j]) * in_units, Bits);
+      const Row unit = reinterpret_cast<Row>(reinterpret_cast<Bits>(largest) - kUnitBits);
+      const Row after = __builtin_convertvector(sum, Row) * unit;
+      row_at(&sums[i * columns + j]) = reinterpret_cast<Row>(reinterpret_cast<Bits>(after) & kKeptBits);
+    }
+  }
+}
+
+/// Computes the same with sums of 24 bits.
+void multiply_e4m3_in_f32(const E4M3Operands& operands, int columns, float* sums) {
+  for (int i = 0; i < kRows; ++i)
+    for (int k = 0; k < kE4M3Depth; ++k) {
+      const float a = e4m3_term(operands.a[i][k]).value;
+      for (int j = 0; j < columns; ++j) sums[i * columns + j] += a * e4m3_term(operands.b[k][j]).value;
+    }
+}
+
+void multiply_e4m3_anywhere(const E4M3Operands& operands, int columns, float* sums) {
+  multiply_e4m3(operands, columns, sums);
+}
+
+MLA_EMULATOR_AVX2 void multiply_e4m3_avx2(const E4M3Operands& operands, int columns, float* sums) {
+  multiply_e4m3(operands, columns, sums);
+}
+
+/// Sets sums to NaN whose row of A or column of B has one, and those that were no numbers before.
+void spread_nan(const E4M3Operands& operands, int columns, const std::vector<float>& before, std::vector<float>& sums) {
+  bool row_has[kRows] = {}, column_has[kMaxColumns] = {};
+  for (int k = 0; k < kE4M3Depth; ++k) {
+    for (int i = 0; i < kRows; ++i) row_has[i] |= is_nan(operands.a[i][k]);
+    for (int j = 0; j < columns; ++j) column_has[j] |= is_nan(operands.b[k][j]);
+  }
+  for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < columns; ++j) {
+      const size_t at = static_cast<size_t>(i * columns + j);
+      if (row_has[i] || column_has[j])
+        sums[at] = std::numeric_limits<float>::quiet_NaN();
+      else if (!std::isfinite(before[at]))
+        sums[at] = before[at];
+    }
+}
+
+void compute_e4m3(Block& block, const PendingWgmma& pending, std::vector<float>& sums) {
+  static thread_local E4M3Operands operands;
+  read_e4m3(block, pending, operands);
+  if (!pending.what.accumulate) std::fill(sums.begin(), sums.end(), 0.0F);
+  const std::vector<float> before = sums;
+  (block.e4m3_sums_in_f32() ? multiply_e4m3_in_f32
+   : kHasAvx2               ? multiply_e4m3_avx2
+                            : multiply_e4m3_anywhere)(operands, pending.what.n, sums.data());
+  spread_nan(operands, pending.what.n, before, sums);
 }
 
 void compute(Block& block, const PendingWgmma& pending, WarpgroupAccumulator& accumulator) {
   static thread_local Operands operands;
   if (pending.what.type == MmaType::kE4M3) {
-    if (!pending.what.accumulate) std::fill(accumulator.values.begin(), accumulator.values.end(), 0.0F);
-    for (int half = 0; half < 2; ++half) {
-      read_e4m3(block, pending, half, operands);
-      multiply<E4M3>(operands, pending.what.n, accumulator.values.data());
-    }
+    compute_e4m3(block, pending, accumulator.values);
     return;
   }
   read_a(block, pending, operands);

@@ -199,8 +199,8 @@ MLA_DEVICE void wgmma_f16(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b
 }
 
 /// wgmma.mma_async.sync.aligned.m64n{32,64,128}k32.f32.e4m3.e4m3: computes d = a b + (accumulate ? d : 0) of 32
-/// channels, one byte each, with both operands contiguous along k in shared memory. Hopper keeps about 14 bits of a
-/// sum; the emulator keeps those of f32.
+/// channels, one byte each, with both operands contiguous along k in shared memory. Hopper keeps 14 bits of a
+/// sum, and so does the emulator (docs/notebook/2026-11-29-e4m3-sums.md).
 template <int kN>
 MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate MLA_PTX_SITE) {
   static_assert(kN == 32 || kN == 64 || kN == 128);

@@ -47,7 +47,8 @@ Status compute(core::ThreadPool& pool, const KernelEntry& kernel, const LaunchSh
                         .threads = kernel.threads,
                         .shared_bytes = shape.shared_bytes,
                         .shared_limit = shared_limit,
-                        .seed = emulator_seed().load(std::memory_order_relaxed)},
+                        .seed = emulator_seed().load(std::memory_order_relaxed),
+                        .e4m3_sums_in_f32 = emulator_sums_in_f32().load(std::memory_order_relaxed)},
                        pool);
 }
 
@@ -116,6 +117,11 @@ class EmulatedDevice final : public DeviceRuntime {
 };
 
 }  // namespace
+
+std::atomic<bool>& emulator_sums_in_f32() {
+  static std::atomic<bool> in_f32{false};
+  return in_f32;
+}
 
 std::atomic<uint64_t>& emulator_seed() {
   static std::atomic<uint64_t> seed = [] {

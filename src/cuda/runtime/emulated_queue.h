@@ -15,6 +15,9 @@ namespace mla::cuda {
 /// must not depend on it.
 std::atomic<uint64_t>& emulator_seed();
 
+/// Says of later launches how wgmma sums products of e4m3 (emulator::Launch::e4m3_sums_in_f32); false at first.
+std::atomic<bool>& emulator_sums_in_f32();
+
 /// Runs a kernel on the pool's threads before `launch` returns, or records it if the stream is being captured.
 class EmulatedQueue final : public Queue {
  public:

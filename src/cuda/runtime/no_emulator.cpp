@@ -14,6 +14,11 @@ std::atomic<uint64_t>& emulator_seed() {
   return seed;
 }
 
+std::atomic<bool>& emulator_sums_in_f32() {
+  static std::atomic<bool> in_f32{false};
+  return in_f32;
+}
+
 Result<DeviceRuntime*> emulated_device(int32_t) { return without_emulator(); }
 Status EmulatedQueue::launch(const KernelEntry&, const LaunchShape&, const void*) { return without_emulator(); }
 bool EmulatedQueue::make_tensor_map(const RowTensor&, TensorMap&) const { return false; }

@@ -41,10 +41,11 @@ class Fp8Prefill : public testing::TestWithParam<int32_t> {
 
   /// Expects of a problem what is left where the same numbers are rounded: the errors of sums in f32, and the few P
   /// that these move over a tie of e4m3.
-  void expect_sums_only(const kit::PrefillSpec& spec) { EXPECT_TRUE(has_errors_of_sums(spec)); }
+  void expect_sums_only(const kit::PrefillSpec& spec) const { EXPECT_TRUE(has_errors_of_sums(spec)); }
   /// Returns whether it has these only, and prints what else it has. With more, it is a P of little weight that was
   /// moved.
-  bool has_errors_of_sums(const kit::PrefillSpec& spec) {
+  bool has_errors_of_sums(const kit::PrefillSpec& spec) const {
+    const SumsInF32 sums;
     const kit::Outcome outcome = kit::check(context(), spec);
     EXPECT_TRUE(outcome.ok) << outcome.line();
     EXPECT_EQ(outcome.backend, backend());
@@ -143,6 +144,21 @@ TEST_P(Fp8Prefill, ManyTiles) {
         moved += has_errors_of_sums(spec) ? 0 : 1;
       }
   EXPECT_LE(moved, GetParam() == 90 ? 0 : 2);  // of 16 problems
+}
+
+// Scores of few keys have no others that would hide what the tensor cores cut off: one sum over all channels is too
+// long for the tolerance of some of these.
+TEST_P(Fp8Prefill, ScoresOfFewKeys) {
+  for (const Widths& widths : kWidths)
+    for (int32_t seed = 1; seed <= 8; ++seed) {
+      kit::PrefillSpec spec = prefill_of(widths);
+      spec.seed = seed;
+      spec.num_heads = 16;
+      spec.q_len = {269, 14, 62, 50};
+      spec.kv_len = {3, 2, 7, 9};
+      const kit::Outcome outcome = kit::check(context(), spec);
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+    }
 }
 
 // A run of which a row sees one key only gives the value of that key, whatever its logit is, since the key rules the

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "cuda/runtime/emulated_queue.h"
 #include "mla/mla.h"
 
 namespace mla::test {
@@ -29,6 +30,15 @@ inline BackendVerdict verdict_of(std::string_view backend, const Problem& proble
   ADD_FAILURE() << name(problem.op) << " has no " << backend;
   return {};
 }
+
+/// Lets emulated wgmma keep the bits of f32 of sums of e4m3 products while it lives, so that small errors show.
+class SumsInF32 {
+ public:
+  SumsInF32() { cuda::emulator_sums_in_f32() = true; }
+  ~SumsInF32() { cuda::emulator_sums_in_f32() = false; }
+  SumsInF32(const SumsInF32&) = delete;
+  SumsInF32& operator=(const SumsInF32&) = delete;
+};
 
 inline bool emulates(int32_t arch) {
   const auto& archs = machine_info().emulated_archs;

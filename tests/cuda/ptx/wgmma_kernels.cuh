@@ -55,9 +55,10 @@ struct TileLayout {
   }
 };
 
-enum class WgmmaElement { kBf16, kF16 };
+enum class WgmmaElement { kBf16, kF16, kE4M3 };
 
-/// Runs one warpgroup with a [64, 64] of 16-bit elements from word 0 of the input, and b [kN, 64] from word 2048. For
+/// Runs one warpgroup with a [64, 64] of 16-bit elements from word 0 of the input, and b [kN, 64] from word 2048. Two
+/// e4m3 lie as one such element does, and then there are 128 of them in a row. For
 /// each of three swizzles it writes two outputs [64, kN]: a b^T + register number % 8, and a b^T where the registers
 /// hold NaN at first.
 template <int kN, WgmmaElement kElement, bool kTransposeB, bool kARegisters>
@@ -66,13 +67,15 @@ struct WgmmaForm {
   static constexpr const char* kName = "wgmma_form";
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocks = 1;
-  static constexpr int kSteps = 4;  // of 16 channels
+  static constexpr int kSteps = 4;  // of 16 channels, or 32 of e4m3
   static constexpr uint32_t kABytes = 64 * 128, kBBytes = kN * 128;
   static constexpr cuda::LaunchShape kShape{.shared_bytes = kABytes + kBBytes};
 
   template <class A>
   static MLA_DEVICE void multiply(float (&d)[kN / 2], const A& a, uint64_t b, bool accumulate) {
-    if constexpr (kElement == WgmmaElement::kBf16)
+    if constexpr (kElement == WgmmaElement::kE4M3)
+      ptx::wgmma_e4m3<kN>(d, a, b, accumulate);
+    else if constexpr (kElement == WgmmaElement::kBf16)
       ptx::wgmma_bf16<kN, kTransposeB>(d, a, b, accumulate);
     else
       ptx::wgmma_f16<kN, kTransposeB>(d, a, b, accumulate);

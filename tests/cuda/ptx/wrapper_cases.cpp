@@ -453,6 +453,57 @@ constexpr WrapperCase wgmma_case(const char* name) {
   return {name, Compare::kBits, fill_with<kPack>, expect_wgmma<kN, kValue>};
 }
 
+/// Returns d + a b of 32 products as an H100 and H200 sum them (docs/notebook/2026-11-29-e4m3-sums.md): all terms are
+/// cut off 13 bits behind the point of the largest exponent, and their sum to 14 bits.
+double sum_of_e4m3(double d, const uint32_t (&a)[32], const uint32_t (&b)[32]) {
+  const auto exponent = [](uint32_t code) { return std::max(static_cast<int>(code >> 3 & 15), 1) - 7; };
+  double terms[33] = {d};
+  int largest = d == 0 ? -1000 : std::ilogb(d);
+  for (size_t k = 0; k < 32; ++k) {
+    terms[k + 1] = double{e4m3_value(a[k])} * e4m3_value(b[k]);
+    if (terms[k + 1] != 0) largest = std::max(largest, exponent(a[k]) + exponent(b[k]));
+  }
+  double sum = 0;
+  for (const double term : terms) sum += std::ldexp(std::trunc(std::ldexp(term, 13 - largest)), largest - 13);
+  if (sum == 0) return 0;
+  const int kept = 13 - std::ilogb(sum);
+  return std::ldexp(std::trunc(std::ldexp(sum, kept)), -kept);
+}
+
+uint32_t any_e4m3(Random& random) {
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) {
+    uint32_t code = static_cast<uint32_t>(random()) & 0xFFU;
+    if ((code & 0x7FU) == 0x7FU) code ^= 1U;                       // no NaN
+    word = word << 8 | (random() % 4 == 0 ? code & 0x87U : code);  // more subnormals
+  }
+  return word;
+}
+
+template <size_t kN>
+void expect_wgmma_e4m3(const Words& in, Words& out) {
+  const auto load = [&](uint32_t(&codes)[32], size_t first, size_t row, size_t step) {
+    for (size_t k = 0; k < 32; ++k) codes[k] = in[first + row * 32 + step * 8 + k / 4] >> 8 * (k % 4) & 0xFFU;
+  };
+  for (size_t i = 0; i < 64; ++i)
+    for (size_t j = 0; j < kN; ++j) {
+      const size_t number_of_register = j / 8 * 4 + i % 16 / 8 * 2 + j % 2;
+      double added = static_cast<double>(number_of_register % 8), sum = 0;
+      for (size_t step = 0; step < 4; ++step) {
+        uint32_t a[32], b[32];
+        load(a, 0, i, step);
+        load(b, 2048, j, step);
+        added = sum_of_e4m3(added, a, b);
+        sum = sum_of_e4m3(sum, a, b);
+      }
+      for (size_t layout = 0; layout < 3; ++layout) {
+        uint32_t* const to = &out[layout * 2 * 64 * kN + i * kN + j];
+        to[0] = bits(static_cast<float>(added));
+        to[64 * kN] = bits(static_cast<float>(sum));
+      }
+    }
+}
+
 #define X(n, type, Type)                                                                      \
   wgmma_case<n, random_##type, type##_value>("wgmma_" #type "_" #n "_shared"),                \
       wgmma_case<n, random_##type, type##_value>("wgmma_" #type "_" #n "_shared_transposed"), \
@@ -512,6 +563,11 @@ constexpr WrapperCase kCases[] = {
     {"election", Compare::kBits, fill_bits, expect_election},
     {"registers", Compare::kBits, fill_bits, expect_registers},
     MLA_FOR_EVERY_WGMMA(X),
+    {"wgmma_e4m3_32_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<32>},
+    {"wgmma_e4m3_64_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<64>},
+    {"wgmma_e4m3_128_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<128>},
+    {"wgmma_e4m3_64_registers", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<64>},
+    {"wgmma_e4m3_128_registers", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<128>},
 };
 #undef X
 

@@ -506,6 +506,11 @@ constexpr cuda::WrapperKernel kKernels[] = {
 #endif
 #if MLA_CUDA_ARCH == 90
     MLA_FOR_EVERY_WGMMA(X),
+    wgmma_kernel<32, WgmmaElement::kE4M3, false, false>("wgmma_e4m3_32_shared"),
+    wgmma_kernel<64, WgmmaElement::kE4M3, false, false>("wgmma_e4m3_64_shared"),
+    wgmma_kernel<128, WgmmaElement::kE4M3, false, false>("wgmma_e4m3_128_shared"),
+    wgmma_kernel<64, WgmmaElement::kE4M3, false, true>("wgmma_e4m3_64_registers"),
+    wgmma_kernel<128, WgmmaElement::kE4M3, false, true>("wgmma_e4m3_128_registers"),
 #endif
 #if MLA_CUDA_GPU >= 120
     {"mma_mxf8", launch_one<ScaledMma<ScaledMultiply::kMxf8>>},

@@ -32,13 +32,12 @@ Reason refusal(const Problem& problem) {
   return {};
 }
 
-/// wgmma adds 32 products of e4m3 at once, and an H100 or H200 keeps 14 bits of the sum. The emulator keeps those of
-/// f32.
+/// wgmma adds 32 products of e4m3 at once, and an H100 or H200 keeps 14 bits of the sum, as the emulator does.
 Numerics numerics(const Problem& problem) {
   return {.multiplied = Arithmetic::kE4M3,
           .summed = Arithmetic::kF32,
           .products_per_cut = 32,
-          .sum_bits = problem.emulated ? 24 : 14,
+          .sum_bits = 14,
           .p_run = problem.op == Op::kPrefill ? prefill_run_keys(problem.d_v) : kRunKeys};
 }
 
