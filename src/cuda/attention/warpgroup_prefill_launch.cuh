@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// This is the host side that kernels of up-projected prefill by wgmma have in common. Their workspace is one counter,
-// of the units that blocks have taken.
+// This is what kernels of up-projected prefill by wgmma have in common beside their roles: how a block takes these, and
+// the host side. Their workspace is one counter, of the units that blocks have taken.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +24,27 @@ struct WarpgroupPrefillPlanKernel {
 
   static MLA_DEVICE void run(const Params& next_unit) {
     if (ptx::thread_index() == 0) *next_unit = 0;
+  }
+};
+
+/// Is the kernel of a block whose first warpgroup loads and whose others compute. Kernels add their names.
+template <class Config_, template <class> class LoadRole, template <class> class ComputeRole>
+struct WarpgroupPrefillKernel {
+  using Config = Config_;
+  using Params = WarpgroupPrefillParams;
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = 1;
+
+  static MLA_DEVICE void run(const Params& params) {
+    LoadRole<Config>(params).init();
+    const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
+    if (group == 0) {
+      ptx::give_registers<Config::kLoadRegisters>();
+      LoadRole<Config>(params).run();
+    } else {
+      ptx::take_registers<Config::kComputeRegisters>();
+      ComputeRole<Config>(params, group - 1).run();
+    }
   }
 };
 

@@ -15,6 +15,37 @@ class WarpgroupPrefillLoad : public WarpgroupPrefill<Config> {
   using WarpgroupPrefill<Config>::WarpgroupPrefill;
 
  protected:
+  /// Calls load_tiles(unit, n) for the block's units, of which n is the number of the first tile.
+  template <class LoadTiles>
+  MLA_DEVICE void for_each_unit(LoadTiles&& load_tiles) const {
+    MLA_NO_UNROLL
+    for (int u = 0, n = 0;; ++u) {
+      if (ptx::thread_index() == 0) describe(u);
+      ptx::sync_warp();
+      this->wait_for_unit(u);
+      const PrefillUnit unit = this->unit(u);
+      this->leave_unit(u);
+      if (unit.rows == 0) return;
+      load_tiles(unit, n);
+      n += unit.num_tiles();
+    }
+  }
+
+  /// Starts to load a tile of K, of which all threads of the load role, or by boxes one thread, wait for the stage.
+  MLA_DEVICE void load_k(const PrefillUnit& unit, int tile, int n) const {
+    const core::PrefillArgs& args = this->args_;
+    load<Config::kKRowBytes>(unit, tile, this->params_.k_map, args.k, args.k_stride_token, args.k_stride_head,
+                             this->k_tile(n), this->k_empty(n), this->k_full(n), this->tile_parity(n));
+  }
+  /// Loads a tile of V to `to`.
+  MLA_DEVICE void load_v(const PrefillUnit& unit, int tile, int n, ptx::SharedAddress to, ptx::SharedAddress empty,
+                         ptx::SharedAddress full) const {
+    const core::PrefillArgs& args = this->args_;
+    load<Config::kVRowBytes>(unit, tile, this->params_.v_map, args.v, args.v_stride_token, args.v_stride_head, to,
+                             empty, full, this->v_parity(n));
+  }
+
+ private:
   /// Finds the block's next unit and describes it, while the tiles of the last one are still being computed.
   MLA_DEVICE void describe(int u) const {
     const WarpgroupPrefillParams& params = this->params_;
@@ -61,21 +92,6 @@ class WarpgroupPrefillLoad : public WarpgroupPrefill<Config> {
     return number;
   }
 
-  /// Starts to load a tile of K, of which all threads of the load role, or by boxes one thread, wait for the stage.
-  MLA_DEVICE void load_k(const PrefillUnit& unit, int tile, int n) const {
-    const core::PrefillArgs& args = this->args_;
-    load<Config::kKRowBytes>(unit, tile, this->params_.k_map, args.k, args.k_stride_token, args.k_stride_head,
-                             this->k_tile(n), this->k_empty(n), this->k_full(n), this->tile_parity(n));
-  }
-  /// Loads a tile of V to `to`.
-  MLA_DEVICE void load_v(const PrefillUnit& unit, int tile, int n, ptx::SharedAddress to, ptx::SharedAddress empty,
-                         ptx::SharedAddress full) const {
-    const core::PrefillArgs& args = this->args_;
-    load<Config::kVRowBytes>(unit, tile, this->params_.v_map, args.v, args.v_stride_token, args.v_stride_head, to,
-                             empty, full, this->v_parity(n));
-  }
-
- private:
   /// Loads a tile of rows of kRowBytes once `empty` has ended the phase before the tile's. By boxes, rows behind the
   /// request's end are those of the next request, which masks hide as they hide other keys; otherwise they become zero.
   template <int kRowBytes>

@@ -17,32 +17,16 @@
 // docs/kernels/cuda_sm90_prefill.md describes the kernel.
 #pragma once
 
+#include "cuda/attention/warpgroup_prefill_launch.cuh"
 #include "cuda/backends/sm90/prefill_compute.cuh"
 #include "cuda/backends/sm90/prefill_load.cuh"
-#include "cuda/border/launch.h"
-#include "cuda/ptx/ptx.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <DType kType, int kDQk, int kDV, PrefillTiling kTiling>
-struct PrefillKernel {
-  using Config = PrefillConfig<kType, kDQk, kDV, kTiling>;
-  using Params = WarpgroupPrefillParams;
+struct PrefillKernel
+    : WarpgroupPrefillKernel<PrefillConfig<kType, kDQk, kDV, kTiling>, PrefillLoadRole, PrefillComputeRole> {
   static constexpr const char* kName = "sm90_prefill";
-  static constexpr int kThreads = Config::kThreads;
-  static constexpr int kMinBlocks = 1;
-
-  static MLA_DEVICE void run(const Params& params) {
-    PrefillLoadRole<Config>(params).init();
-    const int group = ptx::shuffle(ptx::warp(), 0) * kWarpSize / Config::kGroupThreads;
-    if (group == 0) {
-      ptx::give_registers<Config::kLoadRegisters>();
-      PrefillLoadRole<Config>(params).run();
-    } else {
-      ptx::take_registers<Config::kComputeRegisters>();
-      PrefillComputeRole<Config>(params, group - 1).run();
-    }
-  }
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -24,22 +24,14 @@ class PrefillLoadRole : WarpgroupPrefillLoad<Config> {
 
   MLA_DEVICE void run() const {
     if (this->params_.by_boxes && ptx::warp() > 0) return;  // one thread issues all copies
-    MLA_NO_UNROLL
-    for (int u = 0, base = 0;; ++u) {
-      if (ptx::thread_index() == 0) this->describe(u);
-      ptx::sync_warp();
-      this->wait_for_unit(u);
-      const PrefillUnit unit = this->unit(u);
-      this->leave_unit(u);
-      if (unit.rows == 0) return;
+    this->for_each_unit([&](const PrefillUnit& unit, int n) {
       const int count = unit.num_tiles();
       MLA_NO_UNROLL
       for (int tile = 0; tile <= count; ++tile) {
-        if (tile < count) this->load_k(unit, tile, base + tile);
-        if (tile > 0) load_v(unit, tile - 1, base + tile - 1);
+        if (tile < count) this->load_k(unit, tile, n + tile);
+        if (tile > 0) load_v(unit, tile - 1, n + tile - 1);
       }
-      base += count;
-    }
+    });
   }
 
  private:

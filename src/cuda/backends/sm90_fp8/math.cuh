@@ -48,7 +48,7 @@ class MathRole : QuantizedP {
 
   MLA_DEVICE const cuda::KeyPool& pool(uint32_t n) const {
     if (args_.num_pools() == 1) return args_.pools[0];
-    return unit().keys.pool_of(unit().first_key<Config>(n)) == 1 ? args_.pools[1] : args_.pools[0];
+    return unit().keys.pool_of(unit().template first_key<Config>(n)) == 1 ? args_.pools[1] : args_.pools[0];
   }
   /// Returns the number of the scale that a key has for the channels of a piece of its row.
   MLA_DEVICE static int scale_of_piece(const cuda::KeyPool& of, int piece) {
@@ -191,7 +191,7 @@ class MathRole : QuantizedP {
   MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
     constexpr int kHalf = kScores / 2;
     static_assert(kHalf * Config::kGroupThreads * 4 == 2 * Config::kPTileBytes && Config::kPTilesInStage == 2);
-    const int32_t key = unit().first_key<Config>(n);
+    const int32_t key = unit().template first_key<Config>(n);
     const uint32_t thread_at =
         static_cast<uint32_t>((score_warp() * kWarpSize + ptx::lane<Config::kReadsIndexAnew>()) * 4);
     const ptx::SharedAddress halves[2] = {p_tile(n, 0) + thread_at, p_tile(n, Config::kPTilesInStage) + thread_at};

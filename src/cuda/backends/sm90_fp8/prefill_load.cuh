@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The load role of prefill is one warpgroup: it describes units, loads their K and V, and transposes V, because wgmma
-// takes e4m3 only along k. A tile's values are transposed when the K and V of kAhead later tiles are on their way.
+// takes e4m3 only along k. A tile's values are transposed when K and V of the next are on their way.
 #pragma once
 
 #include <cstdint>
@@ -32,31 +32,21 @@ class PrefillLoadRole : WarpgroupPrefillLoad<Config> {
   }
 
   MLA_DEVICE void run() const {
-    MLA_NO_UNROLL
-    for (int u = 0, base = 0;; ++u) {
-      if (ptx::thread_index() == 0) this->describe(u);
-      ptx::sync_warp();
-      this->wait_for_unit(u);
-      const PrefillUnit unit = this->unit(u);
-      this->leave_unit(u);
-      if (unit.rows == 0) return;
+    this->for_each_unit([&](const PrefillUnit& unit, int first) {
       const int count = unit.num_tiles();
       MLA_NO_UNROLL
-      for (int tile = 0; tile < count + kAhead; ++tile) {
-        const int n = base + tile;
+      for (int tile = 0; tile <= count; ++tile) {
+        const int n = first + tile;
         if (tile < count) {
           this->load_k(unit, tile, n);
           this->load_v(unit, tile, n, loaded(n), loaded_empty(n), loaded_full(n));
         }
-        if (tile >= kAhead) transpose(n - kAhead);
+        if (tile > 0) transpose(n - 1);
       }
-      base += count;
-    }
+    });
   }
 
  private:
-  static constexpr int kAhead = 1;
-
   // Barriers of loaded values: a phase of loaded_full ends when the tile has come, one of loaded_empty when it has been
   // transposed.
   MLA_DEVICE ptx::SharedAddress loaded_full(int n) const {
