@@ -328,8 +328,8 @@ TEST(CliExplain, AFailureIsShort) {
   const Ran model = run_mla("explain --model deepseek-v3 --backend cuda_sm90");
   EXPECT_EQ(model.status, 2);
   EXPECT_EQ(model.err,
-            "libmla: deepseek-v3 on cpu: missing: append, gather, prefill, merge_states, decode (above is why)\n");
-  EXPECT_THAT(model.out, HasSubstr("missing: append: backend: \"cuda_sm90\" cannot run this: "));
+            "libmla: deepseek-v3 on cpu: missing: append_rope, gather, prefill, merge_states, decode (above is why)\n");
+  EXPECT_THAT(model.out, HasSubstr("missing: append_rope: backend: \"cuda_sm90\" cannot run this: "));
 }
 
 TEST(CliExplain, EveryOperationHasARow) {

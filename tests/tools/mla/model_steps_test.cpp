@@ -91,7 +91,7 @@ TEST(ModelSteps, EveryCellRunsOrHasExactlyOneReason) {
     // Nothing but a row's width can be refused on a CPU, where the reference takes the rest.
     const Op op = step.problem->op;
     const bool on_a_cache =
-        op == Op::kAppend || op == Op::kCompress || op == Op::kGather || op == Op::kDecode || op == Op::kDecodeSparse;
+        op == Op::kAppend || op == Op::kAppendRope || op == Op::kCompress || op == Op::kGather || op == Op::kDecode || op == Op::kDecodeSparse;
     if (device == "cpu") {
       EXPECT_EQ(answer.reason, on_a_cache ? width_reason(step.problem->cache, layer.d_qk()) : "") << where();
     }
@@ -281,7 +281,7 @@ TEST(ModelSteps, OfModelsThatTheLibraryServesLackNothing) {
 
 TEST(ModelSteps, ARowThatAFormatDoesNotHoldIsTheOneReason) {
   EXPECT_THAT(missing(preset("kimi-k3"), CacheFormat::kFP8Nope, "sm90"),
-              ElementsAre("append: rows of fp8_nope have 512 channels, not 576",
+              ElementsAre("append_rope: rows of fp8_nope have 512 channels, not 576",
                           "gather: rows of fp8_nope have 512 channels, not 576",
                           "decode: rows of fp8_nope have 512 channels, not 576"));
   EXPECT_THAT(missing(preset("glm-5.3-flash"), CacheFormat::kFP8DsMla, "cpu"),
@@ -303,7 +303,7 @@ TEST(ModelSteps, DivideHeadsAndDraftInBlocks) {
   EXPECT_EQ(describe(*target.back().problem), "cache bf16, queries bf16, 6 heads, head dims 576/512");
   EXPECT_EQ(describe(*draft.back().problem), "cache bf16, queries bf16, 7 per request, 8 heads, head dims 576/512");
   EXPECT_EQ(draft.back().note, "not causal");
-  EXPECT_THAT(draft, ElementsAre(Field(&Step::what, "append"), Field(&Step::what, "decode")));
+  EXPECT_THAT(draft, ElementsAre(Field(&Step::what, "append_rope"), Field(&Step::what, "decode")));
 }
 
 TEST(ModelSteps, OfAReaderHaveNoIndexer) {
