@@ -529,6 +529,8 @@ typedef struct mla_verdict {
   int32_t summed;           /* mla_arithmetic, of products */
   int32_t products_per_cut; /* tensor cores add so many at once and cut the sum off; 0: every sum is rounded */
   int32_t query_bits;       /* significant bits of a query that take part, where it has more than `multiplied` */
+  int32_t sum_bits;         /* significant bits that tensor cores keep of a sum */
+  int32_t p_run;            /* keys of a run, whose softmax weights have one scale, with MLA_COMPUTE_FP8 */
   int32_t reserved;         /* 0 */
 } mla_verdict;
 

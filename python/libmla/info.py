@@ -107,6 +107,8 @@ class Verdict(NamedTuple):
         int  #: products that tensor cores add at once before they cut the sum off; 0: every sum is rounded
     )
     query_bits: int  #: significant bits of a query that take part
+    sum_bits: int  #: significant bits that tensor cores keep of a sum
+    p_run: int  #: keys of a run, whose softmax weights have one scale, with compute="fp8"
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,7 +22,9 @@ Json rows_of(const Explanation& explanation) {
                     {"multiplied", name(row.numerics.multiplied)},
                     {"summed", name(row.numerics.summed)},
                     {"products_per_cut", row.numerics.products_per_cut},
-                    {"query_bits", row.numerics.query_bits}});
+                    {"query_bits", row.numerics.query_bits},
+                    {"sum_bits", row.numerics.sum_bits},
+                    {"p_run", row.numerics.p_run}});
   return rows;
 }
 

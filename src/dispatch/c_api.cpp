@@ -68,7 +68,7 @@ constexpr size_t kFirstVersion<mla_context_options> = offsetof(mla_context_optio
 template <>
 constexpr size_t kFirstVersion<mla_problem> = offsetof(mla_problem, gpu_arch);
 template <>
-constexpr size_t kFirstVersion<mla_verdict> = offsetof(mla_verdict, reserved) + sizeof(int32_t);
+constexpr size_t kFirstVersion<mla_verdict> = offsetof(mla_verdict, p_run);
 
 /// Checks that a caller's struct can be of some version, by its struct_size.
 template <class T>
@@ -413,6 +413,8 @@ int mla_explain_backend(const mla_problem* problem, size_t index, mla_verdict* o
     verdict.summed = static_cast<int32_t>(row.numerics.summed);
     verdict.products_per_cut = row.numerics.products_per_cut;
     verdict.query_bits = row.numerics.query_bits;
+    verdict.sum_bits = row.numerics.sum_bits;
+    verdict.p_run = row.numerics.p_run;
     return write_struct("explain", verdict, out);
   }));
 }

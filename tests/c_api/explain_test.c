@@ -76,7 +76,8 @@ void test_verdicts(void) {
   CHECK(strcmp(verdict.backend, "reference") == 0);
   CHECK(verdict.usable == 1);
   CHECK(verdict.multiplied == MLA_ARITHMETIC_F64 && verdict.summed == MLA_ARITHMETIC_F64);
-  CHECK(verdict.products_per_cut == 0 && verdict.query_bits == 24 && verdict.reserved == 0);
+  CHECK(verdict.products_per_cut == 0 && verdict.query_bits == 24 && verdict.sum_bits == 24 && verdict.p_run == 32 &&
+        verdict.reserved == 0);
 
   /* A portable kernel, on a GPU that it is not for: tensor cores multiply the type of the queries. */
   size_t index = 0;
@@ -117,7 +118,12 @@ void test_verdicts(void) {
   CHECK(mla_explain_backend(&wanted, count - 1, &newer.verdict) == MLA_OK);
   CHECK(newer.verdict.struct_size == sizeof newer && newer.added == 0);
   CHECK(newer.verdict.summed == MLA_ARITHMETIC_F64);
-  verdict.struct_size = sizeof verdict - 1;
+  /* The first version ended before p_run. */
+  memset(&verdict, '~', sizeof verdict);
+  verdict.struct_size = offsetof(mla_verdict, p_run);
+  CHECK(mla_explain_backend(&wanted, count - 1, &verdict) == MLA_OK);
+  CHECK(verdict.summed == MLA_ARITHMETIC_F64 && verdict.p_run == 0x7E7E7E7E);
+  verdict.struct_size = offsetof(mla_verdict, p_run) - 1;
   verdict.backend = NULL;
   CHECK(mla_explain_backend(&wanted, 0, &verdict) == MLA_INVALID_ARGUMENT);
   CHECK(strstr(mla_last_error(), "explain: struct_size: expected 40 to ") == mla_last_error());

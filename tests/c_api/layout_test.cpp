@@ -148,9 +148,10 @@ TEST(Layout, NoCompressParamsHaveGaps) {
 }
 
 TEST(Layout, VerdictsKeepTheirFirstForm) {
-  EXPECT_EQ(sizeof(mla_verdict), 40U);
+  EXPECT_EQ(sizeof(mla_verdict), 48U);
   EXPECT_EQ(offsetof(mla_verdict, multiplied), 20U);
-  EXPECT_EQ(offsetof(mla_verdict, reserved), 36U);
+  EXPECT_EQ(offsetof(mla_verdict, sum_bits), 36U);
+  EXPECT_EQ(offsetof(mla_verdict, p_run), 40U);
 }
 
 TEST(Layout, StructsAreFitForC) {

@@ -173,7 +173,9 @@ int explain_problem(const ExplainOptions& options) {
                     {"multiplied", name(row.numerics.multiplied)},
                     {"summed", name(row.numerics.summed)},
                     {"products_per_cut", row.numerics.products_per_cut},
-                    {"query_bits", row.numerics.query_bits}});
+                    {"query_bits", row.numerics.query_bits},
+                    {"sum_bits", row.numerics.sum_bits},
+                    {"p_run", row.numerics.p_run}});
   }
   const bool found = !explanation.selected.empty();
   const int32_t arch = told_arch(device);

@@ -150,10 +150,11 @@ TEST(CliDevice, MarkdownJudgesRowsOfGpusForEmulatedOnes) {
   EXPECT_EQ(refused, machine_info().emulated_archs.empty());
   // It takes nothing that does not ask for it.
   const std::vector<int32_t>& archs = machine_info().emulated_archs;
-  const bool emulated =
-      std::any_of(archs.begin(), archs.end(), [](int32_t arch) { return arch == 89 || arch / 10 == 12; });
-  EXPECT_EQ(ran.out.find("e4m3 bf16 f16 f32, compute fp8") != std::string::npos, emulated);
-  EXPECT_EQ(ran.out.find("`cuda_fp8` is idle on this machine") != std::string::npos, !emulated);
+  const bool wgmma = std::find(archs.begin(), archs.end(), 90) != archs.end();
+  const bool mma = std::any_of(archs.begin(), archs.end(), [](int32_t arch) { return arch == 89 || arch / 10 == 12; });
+  EXPECT_EQ(ran.out.find("e4m3 bf16 f16 f32, compute fp8") != std::string::npos, wgmma || mma);
+  EXPECT_EQ(ran.out.find("`cuda_sm90_fp8` is idle on this machine") != std::string::npos, !wgmma);
+  EXPECT_EQ(ran.out.find("`cuda_fp8` is idle on this machine") != std::string::npos, !mma);
 }
 
 TEST_F(CliEmulated, RunsOneOperation) {
