@@ -46,69 +46,56 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   static constexpr int kPieceChannels = Config::kDV == 128 ? 128 : 64, kPieceTiles = kPieceChannels / 8;
   static constexpr int kPieces = Config::kDV / kPieceChannels;
 
-  template <int kKeys>
-  using Scores = float[1][kKeys / 8][4];
-  template <int kKeys>
-  using PRegisters = uint32_t[kKeys / 32][4];
+  using Scores = float[1][Config::kKeys / 8][4];
+  using PRegisters = uint32_t[Config::kKeys / 32][4];
   using Outputs = float[1][kOutTiles][4];
   using Products = float[1][kPieceTiles][4];
 
   const float o_factor_;    // what outputs are multiplied by beside what their rows are
   const float scale_log2_;  // factor from products, or from natural logits, to base-2 logits
 
-  MLA_DEVICE void compute_unit(Outputs& o, SoftmaxRows (&rows)[1]) {
-    this->wait_for_q();
-    this->for_each_tile([&](int count) { compute_unmasked_tiles(count, rows, o); },
-                        [&](int tile) { compute_tile(tile, rows, o); });
-  }
-
   /// The load role has fenced what it wrote.
   MLA_DEVICE void wait_for_v(int n) const { ptx::mbarrier_wait(this->v_full(n), this->v_parity(n)); }
 
-  /// Issues q k^T for kKeys keys of tile n, from the tile's key `first` on: s is the sum over the first half of the
-  /// channels, `rest` over the other.
-  template <int kKeys>
-  MLA_DEVICE void multiply_qk(Scores<kKeys>& s, Scores<kKeys>& rest, int n, int first) const {
+  /// Issues q k^T of tile n: s is the sum over the first half of the channels, `rest` over the other.
+  MLA_DEVICE void multiply_qk(Scores& s, Scores& rest, int n) const {
     ptx::wgmma_hold(flat(s));
     ptx::wgmma_hold(flat(rest));
     ptx::wgmma_fence();
     constexpr int kQSegmentBytes = Config::kGroupRows * kSegmentBytes, kKSegmentBytes = Config::kKeys * kSegmentBytes;
     const uint64_t a = ptx::matrix_descriptor(this->q_tile(group_), 0, Base::kAtomBytes, ptx::Swizzle::k128);
-    const uint64_t b = ptx::matrix_descriptor(this->k_tile(n) + static_cast<uint32_t>(first * kSegmentBytes), 0,
-                                              Base::kAtomBytes, ptx::Swizzle::k128);
+    const uint64_t b = ptx::matrix_descriptor(this->k_tile(n), 0, Base::kAtomBytes, ptx::Swizzle::k128);
     MLA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
       const int segment = step / kSegmentSteps, in_segment = step % kSegmentSteps * 32;
-      ptx::wgmma_e4m3<kKeys>(flat(step < kQkSteps / 2 ? s : rest),
-                             ptx::advance(a, segment * kQSegmentBytes + in_segment),
-                             ptx::advance(b, segment * kKSegmentBytes + in_segment), step % (kQkSteps / 2) > 0);
+      ptx::wgmma_e4m3<Config::kKeys>(flat(step < kQkSteps / 2 ? s : rest),
+                                     ptx::advance(a, segment * kQSegmentBytes + in_segment),
+                                     ptx::advance(b, segment * kKSegmentBytes + in_segment), step % (kQkSteps / 2) > 0);
     }
     ptx::wgmma_commit();
   }
 
   /// Waits for both sums, and adds them.
-  template <int kKeys>
-  MLA_DEVICE static void finish_scores(Scores<kKeys>& s, Scores<kKeys>& rest) {
+  MLA_DEVICE static void finish_scores(Scores& s, Scores& rest) {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(flat(s));
     ptx::wgmma_hold(flat(rest));
     MLA_UNROLL
-    for (int tile = 0; tile < kKeys / 8; ++tile) MLA_UNROLL
+    for (int tile = 0; tile < Config::kKeys / 8; ++tile) MLA_UNROLL
     for (int i = 0; i < 4; ++i) s[0][tile][i] += rest[0][tile][i];
   }
 
-  /// Issues products = p v for a piece of the channels of kKeys keys of tile n, from its subtile `subtile` on.
-  template <int kKeys>
-  MLA_DEVICE void issue_piece(Products& products, PRegisters<kKeys>& p, int n, int subtile, int piece) const {
+  /// Issues products = p v for a piece of the channels of tile n.
+  MLA_DEVICE void issue_piece(Products& products, PRegisters& p, int n, int piece) const {
     ptx::wgmma_hold(flat(products));
     ptx::wgmma_hold(p);
     ptx::wgmma_fence();
     constexpr int kSubtileSteps = Config::kSubtileKeys / 32;
-    const uint64_t b = ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(subtile * Config::kSubtileBytes) +
-                                                  static_cast<uint32_t>(piece * kPieceChannels * Config::kColumnBytes),
-                                              0, 8 * Config::kColumnBytes, ptx::Swizzle::k64);
+    const uint64_t b =
+        ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(piece * kPieceChannels * Config::kColumnBytes),
+                               0, 8 * Config::kColumnBytes, ptx::Swizzle::k64);
     MLA_UNROLL
-    for (int step = 0; step < kKeys / 32; ++step)
+    for (int step = 0; step < Config::kKeys / 32; ++step)
       ptx::wgmma_e4m3<kPieceChannels>(
           flat(products), p[step],
           ptx::advance(b, step / kSubtileSteps * Config::kSubtileBytes + step % kSubtileSteps * 32), step > 0);
@@ -122,11 +109,10 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   }
 
   /// Finds the largest scores of the lane's rows, among its own.
-  template <int kKeys>
-  MLA_DEVICE static void lane_max(const Scores<kKeys>& s, float (&largest)[2]) {
+  MLA_DEVICE static void lane_max(const Scores& s, float (&largest)[2]) {
     float of[4][2];
     MLA_UNROLL
-    for (int n = 0; n < kKeys / 8; ++n) MLA_UNROLL
+    for (int n = 0; n < Config::kKeys / 8; ++n) MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
       const float two = std::fmax(s[0][n][2 * i], s[0][n][2 * i + 1]);
       of[n % 4][i] = n < 4 ? two : std::fmax(of[n % 4][i], two);
@@ -143,11 +129,9 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   }
 
   /// Turns scores into P in units of its own for each row, and rescales the outputs so far.
-  template <int kKeys>
-  MLA_DEVICE void softmax(Scores<kKeys>& s, SoftmaxRows (&rows)[1], Outputs& o, PRegisters<kKeys>& p,
-                          RunUnits& units) const {
+  MLA_DEVICE void softmax(Scores& s, SoftmaxRows (&rows)[1], Outputs& o, PRegisters& p, RunUnits& units) const {
     float largest[1][2];
-    lane_max<kKeys>(s, largest[0]);
+    lane_max(s, largest[0]);
     MLA_UNROLL
     for (float& of_row : largest[0]) of_row = quad_max(of_row);
     raise(largest, rows, o, units);
@@ -155,79 +139,124 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     pack_e4m3_p(s[0], p);
   }
 
-  /// Computes the next `count` tiles, which are unmasked.
-  MLA_DEVICE void compute_unmasked_tiles(int count, SoftmaxRows (&rows)[1], Outputs& o) {
-    constexpr int kKeys = Config::kKeys;
-    Scores<kKeys> s;
-    PRegisters<kKeys> p;
+  MLA_DEVICE void compute_unit(Outputs& o, SoftmaxRows (&rows)[1]) {
+    this->wait_for_q();
+    const PrefillUnit unit = this->unit(this->unit_);
+    const KeyRange any = this->visible_to_any(unit);
+    int tile = any.empty() ? unit.end_tile : any.begin / Config::kKeys;
+    const int end = any.empty() ? unit.end_tile : (any.end - 1) / Config::kKeys + 1;
+    const KeyRange all = this->visible_to_all(unit);
+    const KeyRange whole = {(all.begin + Config::kKeys - 1) / Config::kKeys, all.end / Config::kKeys};
+    skip_tiles(tile - unit.first_tile);
+    MLA_NO_UNROLL
+    while (tile < end) compute_tiles(tile, end, whole, rows, o);
+    skip_tiles(unit.end_tile - end);
+  }
+
+  /// Goes past tiles of which the group's rows see no key.
+  MLA_DEVICE void skip_tiles(int count) {
+    MLA_NO_UNROLL
+    for (; count > 0; --count, ++tile_) {
+      wait_for_k(tile_);
+      wait_for_turn();
+      pass_turn();
+      wait_for_v(tile_);
+      ptx::sync_warp();
+      release_k(tile_);
+      release_v(tile_);
+    }
+  }
+
+  /// Makes logits of products where they need more than a factor, and hides keys that rows do not see.
+  MLA_DEVICE void shape(Scores& s, int tile, bool masked) const {
+    if (!this->raw_scores_) this->transform(s[0], tile * Config::kKeys, e4m3_score_scale(this->args_));
+    if (masked) this->mask(s[0], tile * Config::kKeys);
+  }
+
+  /// Computes tiles from `tile` on, which ends behind them: up to `end`, or one of which hidden values are NaN. Of
+  /// tiles in `whole` all rows see all keys.
+  MLA_DEVICE void compute_tiles(int& tile, int end, KeyRange whole, SoftmaxRows (&rows)[1], Outputs& o) {
+    Scores s;
+    PRegisters p;
     RunUnits units;
-    int n = tile_;
-    tile_ += count;
-    wait_for_k(n);
+    wait_for_k(tile_);
     wait_for_turn();
     {
-      Scores<kKeys> rest;
-      multiply_qk<kKeys>(s, rest, n, 0);
+      Scores rest;
+      multiply_qk(s, rest, tile_);
       pass_turn();
-      finish_scores<kKeys>(s, rest);
+      finish_scores(s, rest);
     }
-    release_k(n);
-    softmax<kKeys>(s, rows, o, p, units);
-    if (++n < tile_) wait_for_k(n);
+    release_k(tile_);
+    bool masked = !whole.contains(tile);
+    shape(s, tile, masked);
+    softmax(s, rows, o, p, units);
+    if (tile + 1 < end) wait_for_k(tile_ + 1);
 
     MLA_NO_UNROLL
-    for (; n < tile_; ++n) {
+    while (tile + 1 < end && !(masked && any_nan(tile_))) {
+      ++tile;
+      const int n = ++tile_;
       wait_for_turn();
       {
-        Scores<kKeys> rest;
-        multiply_qk<kKeys>(s, rest, n, 0);
+        Scores rest;
+        multiply_qk(s, rest, n);
         wait_for_v(n - 1);
-        finish_scores<kKeys>(s, rest);
+        masked = !whole.contains(tile);
+        finish_scores(s, rest);
       }
       release_k(n);
+      shape(s, tile, masked);
       Products products;
-      issue_piece<kKeys>(products, p, n - 1, 0, 0);
+      issue_piece(products, p, n - 1, 0);
       pass_turn();
       float largest[1][2];
-      lane_max<kKeys>(s, largest[0]);
+      lane_max(s, largest[0]);
       // The wait stands here for the reason that cuda_sm90's prefill_compute.cuh gives: without a branch ptxas 13.0
       // moves the maxima behind the next wait_group.
-      if (n + 1 < tile_) wait_for_k(n + 1);
-      add_piece<kKeys, 0>(o, products, p, units, n - 1);
+      if (tile + 1 < end) wait_for_k(n + 1);
+      add_piece<0>(o, products, p, units, n - 1);
       MLA_UNROLL
       for (float& of_row : largest[0]) of_row = quad_max(of_row);
       if constexpr (kPieces > 1) {
-        add_piece<kKeys, 1>(o, products, p, units, n - 1);
-        add_piece<kKeys, 2>(o, products, p, units, n - 1);
-        add_piece<kKeys, 3>(o, products, p, units, n - 1);
+        add_piece<1>(o, products, p, units, n - 1);
+        add_piece<2>(o, products, p, units, n - 1);
+        add_piece<3>(o, products, p, units, n - 1);
       }
       release_v(n - 1);
       raise(largest, rows, o, units);
       exponentiate_in_units(s[0], units, scale_log2_, rows[0]);
       pack_e4m3_p(s[0], p);
     }
-    wait_for_v(n - 1);
-    add_pieces<kKeys>(o, p, units, n - 1, 0);
-    release_v(n - 1);
+    // A probability of 0 does not silence a value that is NaN.
+    if (masked && any_nan(tile_)) {
+      add_values_with_nan(o, p, units, tile_, tile * Config::kKeys);
+      ptx::sync_warp();
+    } else {
+      wait_for_v(tile_);
+      add_pieces(o, p, units, tile_);
+    }
+    release_v(tile_);
+    ++tile;
+    ++tile_;
   }
 
   /// Computes o += units * p v for the piece in flight, and issues the next one.
-  template <int kKeys, int kPiece>
-  MLA_DEVICE void add_piece(Outputs& o, Products& products, PRegisters<kKeys>& p, const RunUnits& units, int n) const {
+  template <int kPiece>
+  MLA_DEVICE void add_piece(Outputs& o, Products& products, PRegisters& p, const RunUnits& units, int n) const {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(flat(products));
     ptx::wgmma_hold(p);
     add(o, products, units, kPiece);
-    if constexpr (kPiece + 1 < kPieces) issue_piece<kKeys>(products, p, n, 0, kPiece + 1);
+    if constexpr (kPiece + 1 < kPieces) issue_piece(products, p, n, kPiece + 1);
   }
 
   /// Computes o += units * p v for all pieces, one after another.
-  template <int kKeys>
-  MLA_DEVICE void add_pieces(Outputs& o, PRegisters<kKeys>& p, const RunUnits& units, int n, int subtile) const {
+  MLA_DEVICE void add_pieces(Outputs& o, PRegisters& p, const RunUnits& units, int n) const {
     Products products;
     MLA_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
-      issue_piece<kKeys>(products, p, n, subtile, piece);
+      issue_piece(products, p, n, piece);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(products));
       ptx::wgmma_hold(p);
@@ -235,58 +264,11 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     }
   }
 
-  /// Computes any tile: all of it, or one of its subtiles if the group's rows see no key of the other.
-  MLA_DEVICE void compute_tile(int tile, SoftmaxRows (&rows)[1], Outputs& o) {
-    const KeyRange any = this->visible_to_any(this->unit(this->unit_));
-    const int n = tile_++, first_key = tile * Config::kKeys;
-    const int begin = any.begin > first_key ? (any.begin - first_key) / Config::kSubtileKeys : 0;
-    const int seen = any.end - first_key < Config::kKeys ? any.end - first_key : Config::kKeys;
-    const int end = (seen + Config::kSubtileKeys - 1) / Config::kSubtileKeys;
-    wait_for_k(n);
-    wait_for_turn();
-    if (begin >= end) {
-      pass_turn();
-      wait_for_v(n);
-    } else if (end - begin == 1) {
-      compute_keys<Config::kSubtileKeys>(n, first_key, begin, rows, o);
-    } else {
-      compute_keys<Config::kKeys>(n, first_key, 0, rows, o);
-    }
-    ptx::sync_warp();
-    release_k(n);
-    release_v(n);
-  }
-
-  /// Computes kKeys keys of tile n, from its subtile `subtile` on, one thing after another.
-  template <int kKeys>
-  MLA_DEVICE void compute_keys(int n, int tile_key, int subtile, SoftmaxRows (&rows)[1], Outputs& o) {
-    const KeyRange all = this->visible_to_all(this->unit(this->unit_));
-    const int first = subtile * Config::kSubtileKeys, first_key = tile_key + first;
-    Scores<kKeys> s, rest;
-    PRegisters<kKeys> p;
-    RunUnits units;
-    multiply_qk<kKeys>(s, rest, n, first);
-    pass_turn();
-    wait_for_v(n);
-    const bool masked = first_key + kKeys > all.end || first_key < all.begin;
-    // A probability of 0 does not silence a value that is NaN.
-    const bool finite = !masked || !any_nan<kKeys>(n, subtile);
-    finish_scores<kKeys>(s, rest);
-    if (!this->raw_scores_) this->transform(s[0], first_key, e4m3_score_scale(this->args_));
-    if (masked) this->mask(s[0], first_key);
-    softmax<kKeys>(s, rows, o, p, units);
-    if (finite)
-      add_pieces<kKeys>(o, p, units, n, subtile);
-    else
-      add_values_with_nan<kKeys>(o, p, units, n, subtile, first_key);
-  }
-
   /// Returns whether any of these values is NaN. All warps of the group call it, and each looks at a fourth of them.
-  template <int kKeys>
-  MLA_DEVICE bool any_nan(int n, int subtile) {
-    constexpr int kWarpBytes = kKeys / Config::kSubtileKeys * Config::kSubtileBytes / Base::kGroupWarps;
-    const ptx::SharedAddress values =
-        this->v_tile(n) + static_cast<uint32_t>(subtile * Config::kSubtileBytes + warp_row_ / 16 * kWarpBytes);
+  MLA_DEVICE bool any_nan(int n) {
+    constexpr int kWarpBytes = Config::kVBytes / Base::kGroupWarps;
+    wait_for_v(n);
+    const ptx::SharedAddress values = this->v_tile(n) + static_cast<uint32_t>(warp_row_ / 16 * kWarpBytes);
     uint32_t found = 0;
     for (int i = ptx::lane() * kChunkBytes; i < kWarpBytes; i += kWarpSize * kChunkBytes) {
       const auto elements = ptx::load_shared<ptx::Vec4>(values + static_cast<uint32_t>(i));
@@ -298,16 +280,15 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
 
   /// Does what add_pieces() does for keys of which some values are NaN: they count as 0 for rows that do not see them.
   /// The product of "the row sees the key" and "the value is NaN" says which outputs become NaN.
-  template <int kKeys>
-  MLA_DEVICE void add_values_with_nan(Outputs& o, const PRegisters<kKeys>& p, const RunUnits& units, int n, int subtile,
+  MLA_DEVICE void add_values_with_nan(Outputs& o, const PRegisters& p, const RunUnits& units, int n,
                                       int first_key) const {
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; column += 2) {
       float products[2][4] = {}, seen[2][4] = {};
       MLA_UNROLL
-      for (int step = 0; step < kKeys / 32; ++step) {
+      for (int step = 0; step < Config::kKeys / 32; ++step) {
         uint32_t b[4], nan[4], sees[4];
-        load_values(b, n, column, subtile * Config::kSubtileKeys / 16 + step * 2);
+        load_values(b, n, column, step * 2);
         sees_as_operand(sees, first_key + step * 32);
         MLA_UNROLL
         for (int i = 0; i < 4; ++i) {
