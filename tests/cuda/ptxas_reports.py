@@ -37,11 +37,8 @@ KNOWN_SPILLS = (
     (re.compile(r"fp813PrefillKernel\w+ \(sm_12[01]f\)"), (24, 48)),
     # Of rows with several scales, of which P has as many versions; outputs take 128 of 232 registers.
     (re.compile(r"sm90_fp814AbsorbedKernelILb0E\w+ \(sm_90a\)"), (120, 136)),
-    # Of prefill of 256/256 by wgmma, whose outputs and scores take 160 of 232 registers: addresses and lengths of a unit.
-    # Its loop over whole tiles spills nothing.
-    (re.compile(r"sm9013PrefillKernelILNS_5DTypeE\dELi256ELi256E\w+ \(sm_90a\)"), (64, 180)),
     # Of prefill of e4m3 by wgmma, whose outputs, products and scores take 192 of 232 registers: what only values of NaN
-    # need, and addresses and lengths of a unit, in 152 bytes of stack. Its loop over whole tiles spills nothing.
+    # need, and addresses and lengths of a unit, in 152 bytes of stack. Its loop spills nothing.
     (re.compile(r"sm90_fp813PrefillKernel\w+ \(sm_90a\)"), (148, 152, 152)),
     # Of quantized rows of cuda_sm90, whose warps share 128 registers a thread and have a loop for each kind of rows: a
     # flag of the score warps, loaded twice at the end of a unit, and a word of the loop for e2m1 in clusters.

@@ -57,14 +57,6 @@ class WarpgroupPrefillCompute : public WarpgroupPrefill<Config> {
     if (last < first) return {};
     return {this->visible(unit, first).begin, this->visible(unit, last).end};
   }
-  /// Returns the unit's tiles whose keys all rows of the group see, if scores need only the scale.
-  MLA_DEVICE KeyRange unmasked_tiles(const PrefillUnit& unit) const {
-    const KeyRange unmasked = visible_to_all(unit);
-    const int first = (unmasked.begin + Config::kKeys - 1) / Config::kKeys;
-    const int end = raw_scores_ ? unmasked.end / Config::kKeys : first;
-    return {first, end < unit.end_tile ? end : unit.end_tile};
-  }
-
   /// Goes through the block's units: compute(o, rows) adds the unit's keys to accumulators and states that are empty,
   /// and store(o, rows, unit) is called when the next unit's queries are on their way.
   template <int kOutTiles, class Compute, class Store>
@@ -86,21 +78,31 @@ class WarpgroupPrefillCompute : public WarpgroupPrefill<Config> {
     }
     if (Config::kTakesTurns && group_ == 0) wait_for_turn();  // takes the turn that group 1 passed last
   }
-  /// Goes through the tiles of the unit being computed: unmasked(count) for so many unmasked ones, any(tile) for
-  /// others.
-  template <class Unmasked, class Any>
-  MLA_DEVICE void for_each_tile(const Unmasked& unmasked, const Any& any) const {
+  /// Goes through the tiles of the unit being computed of which the group's rows see a key: compute(tile, end, whole)
+  /// computes one or more of those before `end`, and leaves `tile` and `tile_` behind them. Of tiles in `whole` all
+  /// rows see all keys.
+  template <class Compute>
+  MLA_DEVICE void for_each_tile(const Compute& compute) {
     const PrefillUnit unit = this->unit(unit_);
-    const KeyRange all = unmasked_tiles(unit);
+    const KeyRange any = visible_to_any(unit), all = visible_to_all(unit);
+    int tile = any.empty() ? unit.end_tile : any.begin / Config::kKeys;
+    const int end = any.empty() ? unit.end_tile : (any.end - 1) / Config::kKeys + 1;
+    const KeyRange whole = {(all.begin + Config::kKeys - 1) / Config::kKeys, all.end / Config::kKeys};
+    skip_tiles(tile - unit.first_tile);
     MLA_NO_UNROLL
-    for (int tile = unit.first_tile; tile < unit.end_tile;) {
-      if (all.contains(tile)) {
-        unmasked(all.end - tile);
-        tile = all.end;
-      } else {
-        any(tile);
-        ++tile;
-      }
+    while (tile < end) compute(tile, end, whole);
+    skip_tiles(unit.end_tile - end);
+  }
+  MLA_DEVICE void skip_tiles(int count) {
+    MLA_NO_UNROLL
+    for (; count > 0; --count, ++tile_) {
+      wait_for_k(tile_);
+      wait_for_turn();
+      pass_turn();
+      wait_for_v(tile_);
+      ptx::sync_warp();
+      release_k(tile_);
+      release_v(tile_);
     }
   }
 
@@ -165,6 +167,12 @@ class WarpgroupPrefillCompute : public WarpgroupPrefill<Config> {
     return (flags.x[0] | flags.x[1] | flags.x[2] | flags.x[3]) != 0;
   }
 
+  /// Makes logits of products where they need more than a factor (transform()), and hides keys that rows do not see.
+  template <int kColTiles>
+  MLA_DEVICE void shape(float (&s)[kColTiles][4], int tile, bool masked, float scale) const {
+    if (!raw_scores_) transform(s, tile * Config::kKeys, scale);
+    if (masked) mask(s, tile * Config::kKeys);
+  }
   template <int kColTiles>
   MLA_DEVICE void mask(float (&s)[kColTiles][4], int first_key) const {
     const PrefillUnit unit = this->unit(unit_);

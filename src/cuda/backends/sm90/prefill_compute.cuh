@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The computing role of prefill is a warpgroup with 64 query rows, of which each warp has 16.
-//   A tile is unmasked if every row of the warpgroup sees all its keys and scores need only the scale. Then
 //   S(n + 1) = Q K^T and O += P(n) V are issued together, and the softmax of n + 1 runs while P(n) V, and then the
-//   other warpgroup's products, keep the tensor cores busy.
-//   Other tiles are computed 64 keys at a time, one thing after another.
+//   other warpgroup's products, keep the tensor cores busy. Masked tiles take the same way: other code for them would
+//   cost short prompts more instructions to fetch than whole tiles cost them to multiply.
 // P never leaves registers, because the accumulators of S have the layout of P as an operand.
 #pragma once
 
@@ -36,16 +35,13 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   using Base::rows_of, Base::visible_to_all, Base::visible_to_any, Base::lane_position;
   using Base::wait_for_k, Base::wait_for_v, Base::release_k, Base::release_v, Base::wait_for_turn, Base::pass_turn;
 
-  static constexpr int kSubtileKeys = 64;  // keys that compute_tile() computes at a time
   static constexpr int kQkSteps = Config::kDQk / 16;
   static constexpr int kQSteps = Config::kQSteps < kQkSteps ? Config::kQSteps : kQkSteps;
   static constexpr int kOutTiles = Config::kDV / 8;
   static constexpr DType kType = Config::kType;
 
-  template <int kKeys>
-  using Scores = float[1][kKeys / 8][4];
-  template <int kKeys>
-  using PRegisters = uint32_t[kKeys / 16][4];
+  using Scores = float[1][Config::kKeys / 8][4];
+  using PRegisters = uint32_t[Config::kKeys / 16][4];
   using Outputs = float[1][kOutTiles][4];
   using QRegisters = uint32_t[kQSteps > 0 ? kQSteps : 1][4];
 
@@ -54,8 +50,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
   MLA_DEVICE void compute_unit(Outputs& o, SoftmaxRows (&rows)[1]) {
     QRegisters q;
     wait_for_q(q);
-    this->for_each_tile([&](int count) { compute_unmasked_tiles(q, count, rows, o); },
-                        [&](int tile) { compute_tile(q, tile, rows, o); });
+    this->for_each_tile([&](int& tile, int end, KeyRange whole) { compute_tiles(q, tile, end, whole, rows, o); });
   }
 
   MLA_DEVICE void wait_for_q(QRegisters& q) const {
@@ -69,91 +64,97 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     }
   }
 
-  /// Issues s = q k^T for kKeys keys of tile n, from the tile's key `first` on.
-  template <int kKeys>
-  MLA_DEVICE void multiply_qk(Scores<kKeys>& s, const QRegisters& q, int n, int first) const {
+  /// Issues s = q k^T of tile n.
+  MLA_DEVICE void issue_scores(Scores& s, const QRegisters& q, int n) const {
+    ptx::wgmma_hold(flat(s));
+    ptx::wgmma_fence();
     constexpr int kQPieceBytes = Config::kGroupRows * kSegmentBytes, kKPieceBytes = Config::kKeys * kSegmentBytes;
     const uint64_t a = ptx::matrix_descriptor(this->q_tile(group_), 0, this->kAtomBytes, ptx::Swizzle::k128);
-    const uint64_t b = ptx::matrix_descriptor(this->k_tile(n) + static_cast<uint32_t>(first * kSegmentBytes), 0,
-                                              this->kAtomBytes, ptx::Swizzle::k128);
+    const uint64_t b = ptx::matrix_descriptor(this->k_tile(n), 0, this->kAtomBytes, ptx::Swizzle::k128);
     // A step has 16 channels, 32 bytes, and a piece four steps.
     MLA_UNROLL
     for (int step = 0; step < kQkSteps; ++step) {
       const uint64_t b_step = advance(b, step / 4 * kKPieceBytes + step % 4 * 32);
       if (step < kQSteps)
-        wgmma<kType, kKeys, false>(flat(s), q[step < kQSteps ? step : 0], b_step, step > 0);
+        wgmma<kType, Config::kKeys, false>(flat(s), q[step < kQSteps ? step : 0], b_step, step > 0);
       else
-        wgmma<kType, kKeys, false>(flat(s), advance(a, step / 4 * kQPieceBytes + step % 4 * 32), b_step, step > 0);
+        wgmma<kType, Config::kKeys, false>(flat(s), advance(a, step / 4 * kQPieceBytes + step % 4 * 32), b_step,
+                                           step > 0);
     }
-  }
-
-  /// Issues o += p v for kKeys keys of tile n, from the tile's key `first` on.
-  template <int kKeys>
-  MLA_DEVICE void multiply_pv(Outputs& o, const PRegisters<kKeys>& p, int n, int first) const {
-    const uint64_t b = ptx::matrix_descriptor(this->v_tile(n) + static_cast<uint32_t>(first * kSegmentBytes),
-                                              Config::kKeys * kSegmentBytes, this->kAtomBytes, ptx::Swizzle::k128);
-    MLA_UNROLL
-    for (int step = 0; step < kKeys / 16; ++step)
-      wgmma<kType, Config::kDV, true>(flat(o), p[step], advance(b, step * 16 * kSegmentBytes), true);
-  }
-
-  /// Computes the next `count` tiles, which are unmasked.
-  MLA_DEVICE void compute_unmasked_tiles(const QRegisters& q, int count, SoftmaxRows (&rows)[1], Outputs& o) {
-    Scores<Config::kKeys> s;
-    PRegisters<Config::kKeys> p;
-    float factor[1][2];
-    int n = tile_;
-    tile_ += count;
-    wait_for_k(n);
-    wait_for_turn();
-    ptx::wgmma_hold(flat(s));
-    ptx::wgmma_fence();
-    multiply_qk<Config::kKeys>(s, q, n, 0);
     ptx::wgmma_commit();
+  }
+
+  /// Issues o += p v of tile n.
+  MLA_DEVICE void issue_values(Outputs& o, const PRegisters& p, int n) const {
+    ptx::wgmma_hold(flat(o));
+    ptx::wgmma_fence();
+    const uint64_t b =
+        ptx::matrix_descriptor(this->v_tile(n), Config::kKeys * kSegmentBytes, this->kAtomBytes, ptx::Swizzle::k128);
+    MLA_UNROLL
+    for (int step = 0; step < Config::kKeys / 16; ++step)
+      wgmma<kType, Config::kDV, true>(flat(o), p[step], advance(b, step * 16 * kSegmentBytes), true);
+    ptx::wgmma_commit();
+  }
+
+  /// Computes tiles from `tile` on, up to `end`, or one of which hidden values are infinite or NaN.
+  MLA_DEVICE void compute_tiles(const QRegisters& q, int& tile, int end, KeyRange whole, SoftmaxRows (&rows)[1],
+                                Outputs& o) {
+    Scores s;
+    PRegisters p;
+    float factor[1][2];
+    wait_for_k(tile_);
+    wait_for_turn();
+    issue_scores(s, q, tile_);
     pass_turn();
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(flat(s));
-    release_k(n);
+    release_k(tile_);
+    bool masked = !whole.contains(tile);
+    this->shape(s[0], tile, masked, this->args_.sm_scale);
     if (softmax(s, rows, factor)) scale_rows(o[0], factor[0]);
     pack_all(s[0], p);
-    if (++n < tile_) wait_for_k(n);
+    if (tile + 1 < end) wait_for_k(tile_ + 1);
 
     MLA_NO_UNROLL
-    for (; n < tile_; ++n) {
+    while (tile + 1 < end && !(masked && !all_finite(tile_))) {
+      ++tile;
+      const int n = ++tile_;
       wait_for_turn();
-      ptx::wgmma_hold(flat(s));
-      ptx::wgmma_hold(flat(o));
-      ptx::wgmma_fence();
-      multiply_qk<Config::kKeys>(s, q, n, 0);
-      ptx::wgmma_commit();
+      issue_scores(s, q, n);
       wait_for_v(n - 1);
-      ptx::wgmma_fence();
-      multiply_pv<Config::kKeys>(o, p, n - 1, 0);
-      ptx::wgmma_commit();
+      issue_values(o, p, n - 1);
       pass_turn();
+      masked = !whole.contains(tile);
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(flat(s));
       release_k(n);
+      this->shape(s[0], tile, masked, this->args_.sm_scale);
       const bool outgrown = softmax(s, rows, factor);
       ptx::wgmma_hold(flat(s));
       // The wait stands here, because ptxas 13.0 moves the exponentials behind the next wait_group unless a branch
       // stands between. To check it again: in the loop with 20 HGMMA, MUFU.EX2 come before WARPGROUP.DEPBAR.LE gsb0,
       // 0x0.
-      if (n + 1 < tile_) wait_for_k(n + 1);
+      if (tile + 1 < end) wait_for_k(n + 1);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(o));
       release_v(n - 1);
       if (outgrown) scale_rows(o[0], factor[0]);
       pack_all(s[0], p);
     }
-    wait_for_v(n - 1);
-    ptx::wgmma_hold(flat(o));
-    ptx::wgmma_fence();
-    multiply_pv<Config::kKeys>(o, p, n - 1, 0);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(flat(o));
-    release_v(n - 1);
+    // A probability of 0 does not silence a value that is infinite or NaN.
+    if (masked && !all_finite(tile_)) {
+      multiply_finite(o, p, tile_);
+      add_infinite(o, tile_, tile * Config::kKeys);
+      ptx::sync_warp();
+    } else {
+      wait_for_v(tile_);
+      issue_values(o, p, tile_);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_hold(flat(o));
+    }
+    release_v(tile_);
+    ++tile;
+    ++tile_;
   }
 
   /// Turns scores into P and takes them into `rows`. Returns whether a maximum was raised, so that the outputs so far
@@ -173,83 +174,33 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     for (int i = 0; i < kColTiles / 2; ++i) pack_p<kType>(s[2 * i], s[2 * i + 1], p[i]);
   }
 
-  /// Computes the keys of any tile that a row of the group sees, kSubtileKeys at a time.
-  MLA_DEVICE void compute_tile(const QRegisters& q, int tile, SoftmaxRows (&rows)[1], Outputs& o) {
-    const PrefillUnit unit = this->unit(unit_);
-    const KeyRange any = visible_to_any(unit), all = visible_to_all(unit);
-    const int n = tile_++;
-    bool passed = false;
-    wait_for_k(n);
-    wait_for_turn();
-    MLA_NO_UNROLL
-    for (int first = 0; first < Config::kKeys; first += kSubtileKeys) {
-      const int first_key = tile * Config::kKeys + first;
-      if (first_key >= any.end || first_key + kSubtileKeys <= any.begin) continue;
-      Scores<kSubtileKeys> s;
-      PRegisters<kSubtileKeys> p;
-      ptx::wgmma_hold(flat(s));
-      ptx::wgmma_fence();
-      multiply_qk<kSubtileKeys>(s, q, n, first);
-      ptx::wgmma_commit();
-      if (!passed) pass_turn();
-      passed = true;
-      wait_for_v(n);
-      const bool masked = first_key + kSubtileKeys > all.end || first_key < all.begin;
-      // A probability of 0 does not silence a value that is infinite or NaN.
-      const bool finite = !masked || all_finite(n, first);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_hold(flat(s));
-      if (!raw_scores_) this->transform(s[0], first_key, this->args_.sm_scale);
-      if (masked) this->mask(s[0], first_key);
-      float factor[1][2];
-      if (softmax(s, rows, factor)) scale_rows(o[0], factor[0]);
-      pack_all(s[0], p);
-      if (finite) {
-        ptx::wgmma_hold(flat(o));
-        ptx::wgmma_fence();
-        multiply_pv<kSubtileKeys>(o, p, n, first);
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_hold(flat(o));
-      } else {
-        multiply_finite(o, p, n, first);
-        add_infinite(o, n, first, first_key);
-      }
-    }
-    if (!passed) pass_turn();
-    wait_for_v(n);
-    ptx::sync_warp();
-    release_k(n);
-    release_v(n);
-  }
-
   /// Returns where rows `first` ... first + 15 of channels 64 * piece ... of V's tile n lie.
   MLA_DEVICE ptx::SharedAddress v_piece(int n, int piece, int first) const {
     return this->v_tile(n) + static_cast<uint32_t>((piece * Config::kKeys + first) * kSegmentBytes);
   }
 
-  /// Returns whether kSubtileKeys values from `first` on are finite. All warps of the group call it, and each looks at
-  /// 16 of the values.
-  MLA_DEVICE bool all_finite(int n, int first) {
+  /// Returns whether all values of tile n are finite. All warps of the group call it, and each looks at 16 of 64 keys.
+  MLA_DEVICE bool all_finite(int n) {
+    wait_for_v(n);
     bool found = false;
-    for (int piece = 0; piece < Config::kVSegments; ++piece)
-      for (int i = ptx::lane() * kChunkBytes; i < 16 * kSegmentBytes; i += kWarpSize * kChunkBytes) {
-        const auto elements =
-            ptx::load_shared<ptx::Vec4>(v_piece(n, piece, first + warp_row_) + static_cast<uint32_t>(i));
-        MLA_UNROLL
-        for (uint32_t pair : elements.x) found |= !both_finite<kType>(pair);
-      }
+    for (int first = warp_row_; first < Config::kKeys; first += 64)
+      for (int piece = 0; piece < Config::kVSegments; ++piece)
+        for (int i = ptx::lane() * kChunkBytes; i < 16 * kSegmentBytes; i += kWarpSize * kChunkBytes) {
+          const auto elements = ptx::load_shared<ptx::Vec4>(v_piece(n, piece, first) + static_cast<uint32_t>(i));
+          MLA_UNROLL
+          for (uint32_t pair : elements.x) found |= !both_finite<kType>(pair);
+        }
     return !this->any_warp(found);
   }
 
   /// Adds p v to o, where infinite and NaN values count as 0.
-  MLA_DEVICE void multiply_finite(Outputs& o, const PRegisters<kSubtileKeys>& p, int n, int first) const {
+  MLA_DEVICE void multiply_finite(Outputs& o, const PRegisters& p, int n) const {
     MLA_UNROLL
-    for (int step = 0; step < kSubtileKeys / 16; ++step) {
+    for (int step = 0; step < Config::kKeys / 16; ++step) {
       MLA_UNROLL
       for (int column = 0; column < kOutTiles; column += 2) {
         uint32_t b[4];
-        load_values(b, n, first + step * 16, column);
+        load_values(b, n, step * 16, column);
         MLA_UNROLL
         for (uint32_t& pair : b) pair = finite_or_zero<kType>(pair);
         mma<kType>(o[0][column], p[step], b[0], b[1]);
@@ -260,15 +211,15 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
 
   /// Adds what multiply_finite() left out to the rows that see it. The product of two matrices of ones and zeros, "the
   /// row sees the key" and "the value is NaN or infinite", counts how many such values each row sees in each channel.
-  MLA_DEVICE void add_infinite(Outputs& o, int n, int first, int first_key) const {
+  MLA_DEVICE void add_infinite(Outputs& o, int n, int first_key) const {
     MLA_UNROLL
     for (int column = 0; column < kOutTiles; column += 2) {
       float up[2][4] = {}, down[2][4] = {};  // counts of +inf and of -inf; NaN counts as both
       MLA_NO_UNROLL
-      for (int step = 0; step < kSubtileKeys / 16; ++step) {
+      for (int step = 0; step < Config::kKeys / 16; ++step) {
         uint32_t a[4], b[4], b_up[4], b_down[4];
         visible_as_operand(a, first_key + step * 16);
-        load_values(b, n, first + step * 16, column);
+        load_values(b, n, step * 16, column);
         MLA_UNROLL
         for (int i = 0; i < 4; ++i) {
           b_up[i] = not_below_infinity<kType>(b[i]);

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The computing role of prefill is a warpgroup with 64 query rows, of which each warp has 16. P never leaves registers:
 // the accumulators of S have the keys of P as transposed values have them (PrefillConfig::values_place()).
-//   A tile, one run of keys, is unmasked if every row of the warpgroup sees all its keys and scores need only the
-//   scale. Then S(n + 1) = Q K^T and P(n) V are issued together, and the maxima of S(n + 1) are found while P(n) V
-//   runs. While they become P(n + 1), the other warpgroup's products keep the tensor cores busy.
-//   Other tiles are computed one thing after another.
+//   A tile is one run of keys. P(n) V is issued when S(n + 1) = Q K^T is there, and the maxima of S(n + 1) are found
+//   while it runs. While they become P(n + 1), the other warpgroup's products keep the tensor cores busy.
 // Products of a run begin at 0 and are added to O by FFMA, because the scale of P differs from run to run.
 #pragma once
 
@@ -141,40 +139,10 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
 
   MLA_DEVICE void compute_unit(Outputs& o, SoftmaxRows (&rows)[1]) {
     this->wait_for_q();
-    const PrefillUnit unit = this->unit(this->unit_);
-    const KeyRange any = this->visible_to_any(unit);
-    int tile = any.empty() ? unit.end_tile : any.begin / Config::kKeys;
-    const int end = any.empty() ? unit.end_tile : (any.end - 1) / Config::kKeys + 1;
-    const KeyRange all = this->visible_to_all(unit);
-    const KeyRange whole = {(all.begin + Config::kKeys - 1) / Config::kKeys, all.end / Config::kKeys};
-    skip_tiles(tile - unit.first_tile);
-    MLA_NO_UNROLL
-    while (tile < end) compute_tiles(tile, end, whole, rows, o);
-    skip_tiles(unit.end_tile - end);
+    this->for_each_tile([&](int& tile, int end, KeyRange whole) { compute_tiles(tile, end, whole, rows, o); });
   }
 
-  /// Goes past tiles of which the group's rows see no key.
-  MLA_DEVICE void skip_tiles(int count) {
-    MLA_NO_UNROLL
-    for (; count > 0; --count, ++tile_) {
-      wait_for_k(tile_);
-      wait_for_turn();
-      pass_turn();
-      wait_for_v(tile_);
-      ptx::sync_warp();
-      release_k(tile_);
-      release_v(tile_);
-    }
-  }
-
-  /// Makes logits of products where they need more than a factor, and hides keys that rows do not see.
-  MLA_DEVICE void shape(Scores& s, int tile, bool masked) const {
-    if (!this->raw_scores_) this->transform(s[0], tile * Config::kKeys, e4m3_score_scale(this->args_));
-    if (masked) this->mask(s[0], tile * Config::kKeys);
-  }
-
-  /// Computes tiles from `tile` on, which ends behind them: up to `end`, or one of which hidden values are NaN. Of
-  /// tiles in `whole` all rows see all keys.
+  /// Computes tiles from `tile` on, up to `end`, or one of which hidden values are NaN.
   MLA_DEVICE void compute_tiles(int& tile, int end, KeyRange whole, SoftmaxRows (&rows)[1], Outputs& o) {
     Scores s;
     PRegisters p;
@@ -189,7 +157,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     }
     release_k(tile_);
     bool masked = !whole.contains(tile);
-    shape(s, tile, masked);
+    this->shape(s[0], tile, masked, e4m3_score_scale(this->args_));
     softmax(s, rows, o, p, units);
     if (tile + 1 < end) wait_for_k(tile_ + 1);
 
@@ -206,7 +174,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
         finish_scores(s, rest);
       }
       release_k(n);
-      shape(s, tile, masked);
+      this->shape(s[0], tile, masked, e4m3_score_scale(this->args_));
       Products products;
       issue_piece(products, p, n - 1, 0);
       pass_turn();
