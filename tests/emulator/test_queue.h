@@ -23,6 +23,8 @@ class TestQueue final : public cuda::Queue {
 
   /// Makes the threads of all launches from now on end where they wait for the grid before theirs.
   void let_previous_grid_run_for_ever() { previous_grid_ends_ = false; }
+  /// Lets wgmma keep the bits of f32 of sums of e4m3 products, so that small errors show.
+  void sum_e4m3_in_f32() { e4m3_sums_in_f32_ = true; }
   /// Lets make_tensor_map() make maps, as the emulated device does.
   void make_tensor_maps() { makes_maps_ = true; }
   const emulator::Counters& counters() const { return counters_; }
@@ -41,6 +43,7 @@ class TestQueue final : public cuda::Queue {
                           .shared_bytes = shape.shared_bytes,
                           .shared_limit = device_.shared_bytes_per_block,
                           .seed = seed_,
+                          .e4m3_sums_in_f32 = e4m3_sums_in_f32_,
                           .previous_grid_ends = previous_grid_ends_,
                           .counters = &counters_},
                          pool);
@@ -51,7 +54,7 @@ class TestQueue final : public cuda::Queue {
 
  private:
   uint64_t seed_;
-  bool previous_grid_ends_ = true, makes_maps_ = false;
+  bool previous_grid_ends_ = true, e4m3_sums_in_f32_ = false, makes_maps_ = false;
   emulator::Counters counters_;
   cuda::DeviceProperties device_;
 };

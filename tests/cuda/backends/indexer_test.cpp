@@ -262,10 +262,14 @@ class Problem {
 
 using IndexerLogits = cuda::DirectOperation<core::IndexerLogitsArgs>;
 
+/// Says how the emulator sums products of e4m3.
+enum class Sums { kF32, kHopper };
+
 /// Errors may be `slack` times those of f32.
 void expect_logits_of_reference(Problem& problem, uint64_t seed, IndexerLogits run, int32_t num_sms = 4,
-                                double slack = 1.0) {
+                                double slack = 1.0, Sums sums = Sums::kF32) {
   TestQueue queue(seed, num_sms);
+  if (sums == Sums::kF32) queue.sum_e4m3_in_f32();
   queue.make_tensor_maps();
   const Status status = run(problem.args, queue);
   ASSERT_TRUE(status.ok()) << status.message();
@@ -340,7 +344,7 @@ TEST(Sm90IndexerLogits, CloseToTheReference) {
 }
 
 /// Random problems seldom suit tensor copies. These do: with one query a request and with more, and with more groups
-/// than a warp has lanes. The emulator sums products of e4m3 in f32, so that its tolerances hold.
+/// than a warp has lanes.
 TEST(Sm90IndexerLogits, ProductsOfE4m3) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
@@ -355,6 +359,22 @@ TEST(Sm90IndexerLogits, ProductsOfE4m3) {
                      .for_copies = true});
     ASSERT_NO_FATAL_FAILURE(
         expect_logits_of_reference(problem, seed, sm90::run_indexer_logits, random.of({1, 2, 4, 7})));
+  }
+}
+
+/// IndexerLogitsParams::compute says how far sums of 14 bits may be off.
+TEST(Sm90IndexerLogits, ProductsOfE4m3AsHopperSums) {
+  for (uint64_t seed = 0; seed < 16; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    const int32_t heads = random.of({1, 31, 32, 33, 64, 64});
+    Problem problem(
+        random, memory,
+        {.num_heads = heads, .q_dtype = DType::kE4M3, .most_keys = 400, .compute = Compute::kFP8, .for_copies = true});
+    const double slack = 0x1p12 / (8 + 2 * std::sqrt(heads));  // 2^-12, of what Problem::tolerances() is a part
+    ASSERT_NO_FATAL_FAILURE(
+        expect_logits_of_reference(problem, seed, sm90::run_indexer_logits, 4, slack, Sums::kHopper));
   }
 }
 
