@@ -70,7 +70,7 @@ Reason refusal(const Problem& problem) {
 
 Numerics numerics(const Problem& problem) {
   if (!multiplies_e4m3(problem)) return tensor_core_numerics(problem);
-  return {.multiplied = Arithmetic::kE4M3, .summed = Arithmetic::kF32, .products_per_cut = 32};
+  return {.multiplied = Arithmetic::kE4M3, .summed = Arithmetic::kF32, .products_per_cut = 32, .sum_bits = 14};
 }
 
 }  // namespace
