@@ -284,8 +284,9 @@ E4M3Term e4m3_term(uint8_t code) {
 /// products and the sum so far are cut off, towards zero, 13 bits behind the point of the largest exponent among them;
 /// what they add up to is cut off to 14 bits. A product's exponent is the sum of its factors'.
 [[gnu::always_inline]] inline void multiply_e4m3(const E4M3Operands& operands, int columns, float* sums) {
-  using Bits [[gnu::vector_size(32)]] = int32_t;
-  constexpr int kExponentBits = 0x7F800000, kKeptBits = ~0x3FF, kUnitBits = 13 << 23;
+  using Bits [[gnu::vector_size(32)]] = uint32_t;
+  using Integers [[gnu::vector_size(32)]] = int32_t;
+  constexpr uint32_t kExponentBits = 0x7F800000, kKeptBits = ~0x3FFU, kUnitBits = 13U << 23;
   static thread_local float values[kE4M3Depth][kMaxColumns], powers[kE4M3Depth][kMaxColumns];
   for (int k = 0; k < kE4M3Depth; ++k)
     for (int j = 0; j < columns; ++j) {
@@ -304,12 +305,14 @@ E4M3Term e4m3_term(uint8_t code) {
         largest = power > largest ? power : largest;
       }
       // `largest` is a power of two, and so are the unit of what is kept and its inverse.
-      const Row in_units = reinterpret_cast<Row>((254 << 23) - reinterpret_cast<Bits>(largest) + kUnitBits);
-      Bits sum = __builtin_convertvector(before * in_units, Bits);
+      const Row in_units = reinterpret_cast<Row>((254U << 23) - reinterpret_cast<Bits>(largest) + kUnitBits);
+      // Sums are unsigned because an accumulator that is no number, which spread_nan() takes care of, may overflow
+      // them.
+      Bits sum = reinterpret_cast<Bits>(__builtin_convertvector(before * in_units, Integers));
       for (int k = 0; k < kE4M3Depth; ++k)
-        sum += __builtin_convertvector(a[k].value * row_at(&values[k][j]) * in_units, Bits);
+        sum += reinterpret_cast<Bits>(__builtin_convertvector(a[k].value * row_at(&values[k][j]) * in_units, Integers));
       const Row unit = reinterpret_cast<Row>(reinterpret_cast<Bits>(largest) - kUnitBits);
-      const Row after = __builtin_convertvector(sum, Row) * unit;
+      const Row after = __builtin_convertvector(reinterpret_cast<Integers>(sum), Row) * unit;
       row_at(&sums[i * columns + j]) = reinterpret_cast<Row>(reinterpret_cast<Bits>(after) & kKeptBits);
     }
   }
