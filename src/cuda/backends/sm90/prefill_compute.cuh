@@ -32,7 +32,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
  private:
   using Base = WarpgroupPrefillCompute<Config>;
   using Base::group_, Base::warp_row_, Base::raw_scores_, Base::unit_, Base::tile_;
-  using Base::rows_of, Base::visible_to_all, Base::visible_to_any, Base::lane_position;
+  using Base::rows_of, Base::lane_position;
   using Base::wait_for_k, Base::wait_for_v, Base::release_k, Base::release_v, Base::wait_for_turn, Base::pass_turn;
 
   static constexpr int kQkSteps = Config::kDQk / 16;
