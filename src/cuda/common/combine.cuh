@@ -70,12 +70,15 @@ struct CombineKernel {
     if (!has_more(header, kFewSplits) || tasks > 2 * warps)
       for_rows<kHasGridDependencies>(params, header, {warp, warps, 1},
                                      [&](Row& row, int32_t) { merge_row(params, row, slices); });
-    else if (!has_more(header, kSums) || tasks > (has_more(header, 4 * kSums) ? 2 * blocks : blocks))
+    else if (!has_more(header, kSums) || tasks > (has_more(header, kManySplits - 1) ? 2 * blocks : blocks))
       for_rows<false>(params, header, {warp, warps, slices},
                       [&](Row& row, int32_t slice) { merge_slices(params, row, slice, slice + 1); });
+    else if (!has_more(header, kManySplits))
+      for_rows<false>(params, header, {block, blocks, slices},
+                      [&](Row& row, int32_t slice) { merge_slice<kManySplits / kSums>(params, row, slice); });
     else
       for_rows<false>(params, header, {block, blocks, slices},
-                      [&](Row& row, int32_t slice) { merge_slice(params, row, slice); });
+                      [&](Row& row, int32_t slice) { merge_slice<kSums>(params, row, slice); });
   }
 
  private:
@@ -201,10 +204,14 @@ struct CombineKernel {
     }
   }
 
-  /// Merges one slice of a row with all warps of the block.
+  /// With so many splits, a warp of a block that shares a slice has all its splits in four loads at once.
+  static constexpr int kManySplits = 4 * kSums;
+
+  /// Merges one slice of a row with all warps of the block, each of which loads kLoads splits at once.
+  template <int kLoads>
   static MLA_DEVICE void merge_slice(const Params& params, Row& row, int32_t slice) {
     float sum[1][kLaneColumns];
-    add_splits<true>(params, row, lane_column(slice), slice == 0 && ptx::warp() == 0, sum);
+    add_splits<true, kLoads>(params, row, lane_column(slice), slice == 0 && ptx::warp() == 0, sum);
     const ptx::SharedAddress mine = ptx::shared_address(ptx::shared_memory()) + ptx::lane() * kLaneColumns * 4;
     ptx::Vec4 four;
     for (int c = 0; c < kLaneColumns; ++c) four.x[c] = std::bit_cast<uint32_t>(sum[0][c]);
@@ -236,7 +243,7 @@ struct CombineKernel {
     MLA_NO_UNROLL
     for (int32_t slice = begin; slice < end; ++slice) {
       float sums[kSums][kLaneColumns], o[kLaneColumns];
-      add_splits<false>(params, row, lane_column(slice), slice == 0, sums);
+      add_splits<false, kSums>(params, row, lane_column(slice), slice == 0, sums);
       add_sums(sums, o);
       row.store(params, lane_column(slice), o);
     }
@@ -354,8 +361,8 @@ struct CombineKernel {
   static MLA_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
 
   /// Finishes the row, and adds the columns of every split to `sums`; with kShared those of every eighth split,
-  /// beginning with the split whose number is the warp's.
-  template <bool kShared>
+  /// beginning with the split whose number is the warp's. It loads kLoads splits at once.
+  template <bool kShared, int kLoads>
   static MLA_DEVICE void add_splits(const Params& params, Row& row, int32_t column, bool writes,
                                     float (&sums)[kShared ? 1 : kSums][kLaneColumns]) {
     constexpr int kStride = kShared ? kSums : 1;
@@ -365,10 +372,10 @@ struct CombineKernel {
     const auto state = [&](int i) {
       return state_of(list, row.merge, row.row, std::min(first + i * kStride, row.merge.num_splits - 1));
     };
-    ptx::Vec4 values[kSums];
+    ptx::Vec4 values[kLoads];
     const auto load = [&] {
       MLA_UNROLL
-      for (int i = 0; i < kSums; ++i)
+      for (int i = 0; i < kLoads; ++i)
         values[i] = ptx::load_once(reinterpret_cast<const ptx::Vec4*>(list.partial_o + state(i) * params.d_v + column));
     };
     load();
@@ -376,7 +383,7 @@ struct CombineKernel {
     row.finish(params, state_of_row(list, row.merge, row.row), writes);
     const auto add = [&](bool more) {
       MLA_UNROLL
-      for (int i = 0; i < kSums; ++i) {
+      for (int i = 0; i < kLoads; ++i) {
         const float max = list.partial_max[state(i)];
         const bool counts = first + i * kStride < row.merge.num_splits && max != kNoKey;
         const float scale = split_factor(max, row.max);
@@ -387,7 +394,7 @@ struct CombineKernel {
           sum[c] = counts ? std::fma(std::bit_cast<float>(values[i].x[c]), scale, before) : before;
         }
       }
-      first += kSums * kStride;
+      first += kLoads * kStride;
     };
     add(false);
     MLA_NO_UNROLL

@@ -289,22 +289,36 @@ TEST(Combine, LanesRaggedQueriesAndInvariantPortions) {
   check_decode({.d_v = 128, .num_heads = 128, .batch_invariant = true}, 14);
 }
 
-TEST(Combine, ManySplits) {
-  Case c{.d_v = 128, .kv_len = {131072}};
-  Fixture fixture(c, 15);
+/// Merges requests of these lengths, of which the first is cut into `least_splits` to `most_splits` splits if the grid
+/// has so many blocks. All blocks of combine share slices.
+void expect_shared_slices(const std::vector<int32_t>& kv_len, int32_t grid_blocks, int32_t least_splits,
+                          int32_t most_splits) {
+  MLA_TRACE(testing::Message() << grid_blocks << " blocks");
+  Fixture fixture({.d_v = 128, .kv_len = kv_len}, 15);
   cuda::WorkShape shape = fixture.shape();
-  shape.max_grid_blocks = 132;
+  shape.max_grid_blocks = grid_blocks;
   core::DecodeArgs args = fixture.batch().args();
   fixture.fill_outputs(args);
   ListMemory memory(shape);
   expect_planned(shape, args, memory);
-  ASSERT_EQ(memory.list.header->num_merges, 1);
-  EXPECT_GT(memory.list.merges[0].num_splits, 100);
+  ASSERT_EQ(memory.list.header->num_merges, static_cast<int32_t>(kv_len.size()));
+  EXPECT_GE(memory.list.merges[0].num_splits, least_splits);
+  EXPECT_LE(memory.list.merges[0].num_splits, most_splits);
   fixture.invent_partials(memory.list);
   TestQueue queue;
   ASSERT_TRUE(combine_work(shape, args, memory.list, false, queue).ok());
   fixture.check(memory.list);
 }
+
+TEST(Combine, ManySplits) { expect_shared_slices({131072}, 132, 101, 132); }
+
+// A warp loads all splits that it has of a row at once.
+TEST(Combine, MiddlingSplits) {
+  for (const int32_t splits : {9, 12, 31, 32}) expect_shared_slices({131072}, splits, splits, splits);
+}
+
+// There are few splits on average, but the first row has more than its warps load at once.
+TEST(Combine, ManySplitsOfOneOfTheRows) { expect_shared_slices({131072, 6144}, 60, 41, 59); }
 
 TEST(Combine, SparseWritesMaxLogits) {
   const Case c{.d_v = 128, .o_dtype = DType::kF32, .with_sink = true, .kv_len = std::vector<int32_t>(3)};
