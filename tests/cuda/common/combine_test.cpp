@@ -305,7 +305,7 @@ void expect_shared_slices(const std::vector<int32_t>& kv_len, int32_t grid_block
   EXPECT_GE(memory.list.merges[0].num_splits, least_splits);
   EXPECT_LE(memory.list.merges[0].num_splits, most_splits);
   fixture.invent_partials(memory.list);
-  TestQueue queue;
+  TestQueue queue(15, 132);
   ASSERT_TRUE(combine_work(shape, args, memory.list, false, queue).ok());
   fixture.check(memory.list);
 }
