@@ -65,8 +65,9 @@ struct CombineKernel {
     const int32_t tasks = header.num_merges * header.merge_rows * slices;
     const int32_t block = ptx::block_index_x(), blocks = ptx::grid_size_x();
     const int32_t warp = block * kSums + ptx::warp(), warps = blocks * kSums;
-    // The way of merging depends on the splits of a row and on how many warps or blocks the tasks keep busy. The
-    // thresholds have no recorded measurement of their own; docs/notebook/2026-11-22-combine.md compares the ways.
+    // The way of merging depends on the splits of a row and on how many warps or blocks the tasks keep busy.
+    // docs/notebook/2026-11-22-combine.md compares the ways, and 2026-11-29-small-batches.md has what rows of 9 to 32
+    // splits gain by four loads and by a block for each slice; most thresholds were not measured by themselves.
     if (!has_more(header, kFewSplits) || tasks > 2 * warps)
       for_rows<kHasGridDependencies>(params, header, {warp, warps, 1},
                                      [&](Row& row, int32_t) { merge_row(params, row, slices); });
@@ -204,7 +205,7 @@ struct CombineKernel {
     }
   }
 
-  /// With so many splits, a warp of a block that shares a slice has all its splits in four loads at once.
+  /// With up to so many splits, each warp of a block that shares a slice loads all its splits at once, four.
   static constexpr int kManySplits = 4 * kSums;
 
   /// Merges one slice of a row with all warps of the block, each of which loads kLoads splits at once.
