@@ -70,8 +70,8 @@ ENGINE_FREE = ("integrations/vllm/attention.py", "integrations/vllm/caches.py", 
                "integrations/sglang/attention.py", "integrations/sglang/pages.py")
 PYTHON_IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)")
 ASM = re.compile(r"\b(asm|__asm__|__asm)\b\s*(volatile|__volatile__|goto|inline)?\s*\(")
-# The instructions of GPUs, and those of AMX, which GCC 12's intrinsics declare wrongly.
-ASM_PLACES = ("src/cuda/ptx/", "src/cpu/tile_unit-inl.h", "tools/mla/bench/ceilings_kernels.cpp")
+# The instructions of GPUs, those of AMX, which GCC 12's intrinsics declare wrongly, and the switch between stacks.
+ASM_PLACES = ("src/cuda/ptx/", "src/cpu/tile_unit-inl.h", "src/emulator/stack_switch.h", "tools/mla/bench/ceilings_kernels.cpp")
 LAYOUT_NUMBER = re.compile(r"(?<![\w.])(656|584|576)(?![\w.])")
 LAYOUT_FREE_FOLDERS = ("src/cpu/", "src/cuda/", "src/reference/", "src/plan/", "src/dispatch/")
 # A format is its codecs: who asks for its name, or guesses one property of it from another, misses the next format.
@@ -126,7 +126,7 @@ def check_source(path, text):
                 yield number, message
     for number, line in enumerate(code.splitlines(), 1):
         if ASM.search(line) and not path.startswith(ASM_PLACES):
-            yield number, "inline assembly outside src/cuda/ptx and AMX's tiles"
+            yield number, "inline assembly outside src/cuda/ptx, AMX's tiles and the emulator's stack switch"
         if path.startswith(KERNEL_PLACES):
             builtin = CUDA_ONLY.search(line)
             if builtin:

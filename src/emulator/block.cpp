@@ -145,8 +145,8 @@ void Block::start(int64_t block) {
   current_ = static_cast<int32_t>(random_.next() % static_cast<uint32_t>(num_threads));
 }
 
-void Block::thread_main(boost::context::detail::transfer_t transfer) {
-  finish_switch(transfer, nullptr);
+void Block::thread_main(StackPlace& from) {
+  finish_switch(from, nullptr);
   // The fiber runs a thread of one launch's block after another, perhaps on different host threads. `block` stays the
   // same.
   Block& block = running_block();

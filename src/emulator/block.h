@@ -221,7 +221,7 @@ class Block {
   bool e4m3_sums_in_f32() const { return launch_.e4m3_sums_in_f32; }
 
  private:
-  static void thread_main(boost::context::detail::transfer_t transfer);
+  static void thread_main(StackPlace& from);
 
   void start(int64_t block);
   void end_thread();

@@ -42,7 +42,7 @@ bool Stacks::reserve(int32_t num_fibers) {
   return true;
 }
 
-void Stacks::restart(Fiber& fiber, int32_t index, void (*entry)(boost::context::detail::transfer_t)) {
+void Stacks::restart(Fiber& fiber, int32_t index, void (*entry)(StackPlace& from)) {
   std::byte* const bottom = memory_ + static_cast<size_t>(index) * kStackBytes + kPage;
   fiber.stack = bottom;
   fiber.stack_bytes = kStackBytes - kPage - (static_cast<size_t>(index) % kColors) * kColorBytes;
@@ -51,7 +51,7 @@ void Stacks::restart(Fiber& fiber, int32_t index, void (*entry)(boost::context::
   forget_fiber(fiber);
   fiber.tsan = __tsan_create_fiber(0);
 #endif
-  fiber.context = boost::context::detail::make_fcontext(bottom + fiber.stack_bytes, fiber.stack_bytes, entry);
+  begin_stack(fiber, bottom + fiber.stack_bytes, fiber.stack_bytes, entry);
 }
 
 void adopt_host([[maybe_unused]] Fiber& host) {

@@ -2,12 +2,12 @@
 // A fiber is a stack of its own for a CUDA thread. Switches between fibers are announced to the sanitizers.
 #pragma once
 
-#include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
 #include <cstdint>
 
 #include "emulator/device.h"
 #include "emulator/sanitizers.h"
+#include "emulator/stack_switch.h"
 #if MLA_EMULATOR_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -18,8 +18,7 @@
 namespace mla::emulator {
 
 /// Holds a place where execution can continue: a CUDA thread, or the host thread that runs the block.
-struct Fiber {
-  boost::context::detail::fcontext_t context = nullptr;
+struct Fiber : StackPlace {
   ThreadView view;
   std::byte* stack = nullptr;  // lowest address
   size_t stack_bytes = 0;
@@ -37,7 +36,7 @@ class Stacks {
   /// Maps the stacks; returns false if there is no memory for them.
   bool reserve(int32_t num_fibers);
   /// Makes `fiber`, number `index`, start at `entry` when it is next switched to, wherever it was.
-  void restart(Fiber& fiber, int32_t index, void (*entry)(boost::context::detail::transfer_t));
+  void restart(Fiber& fiber, int32_t index, void (*entry)(StackPlace& from));
 
  private:
   std::byte* memory_ = nullptr;
@@ -45,14 +44,13 @@ class Stacks {
   int32_t num_fibers_ = 0;
 };
 
-/// Completes a switch. It is called in the fiber that was switched to.
-inline void finish_switch(boost::context::detail::transfer_t transfer, [[maybe_unused]] void* fake_stack) {
-  auto& from = *static_cast<Fiber*>(transfer.data);
-  from.context = transfer.fctx;
+/// Completes a switch away from `left`. It is called in the fiber that was switched to.
+inline void finish_switch([[maybe_unused]] StackPlace& left, [[maybe_unused]] void* fake_stack) {
 #if MLA_EMULATOR_ASAN
   const void* bottom = nullptr;
   size_t bytes = 0;
   __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
+  auto& from = static_cast<Fiber&>(left);
   from.stack = static_cast<std::byte*>(const_cast<void*>(bottom));  // the host thread's stack is known only now
   from.stack_bytes = bytes;
 #endif
@@ -69,7 +67,7 @@ inline void finish_switch(boost::context::detail::transfer_t transfer, [[maybe_u
 #if MLA_EMULATOR_TSAN
   __tsan_switch_to_fiber(to.tsan, 0);
 #endif
-  finish_switch(boost::context::detail::jump_fcontext(to.context, &from), fake_stack);
+  finish_switch(switch_stack(from, to), fake_stack);
 }
 
 /// Is called with the host thread's fiber before and after it runs others.
