@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,10 @@
 #include "mla/mla.h"
 
 namespace mla {
+
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 inline Problem usual_problem(Op op) {
   switch (op) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "backend_test.h"
@@ -15,8 +14,6 @@ namespace {
 
 using kit::DecodeCase;
 using kit::DecodeSpec;
-
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 class DecodeContract : public BackendTest<Op::kDecode> {
  protected:

@@ -229,6 +229,16 @@ inline std::string name_of_device_and_row(const testing::TestParamInfo<std::tupl
   return name;
 }
 
+/// Returns all rows of an operation, those of the CPU too, with their devices.
+inline std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
+  std::vector<std::tuple<std::string, std::string>> all = devices_and_rows(op);
+  for (const std::string& row : host_rows(op)) all.emplace_back("cpu", row);
+  return all;
+}
+
+#define MLA_FOR_ALL_ROWS(Suite, op) \
+  INSTANTIATE_TEST_SUITE_P(Rows, Suite, testing::ValuesIn(mla::all_rows(op)), mla::name_of_device_and_row)
+
 #define MLA_FOR_EVERY_DEVICE(Suite, op)                                                                                \
   INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::ValuesIn(mla::devices_and_rows(op)), mla::name_of_device_and_row); \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Suite)

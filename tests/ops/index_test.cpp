@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -240,7 +239,6 @@ TEST_P(TopKTest, LowerIndicesWinTies) {
 }
 
 TEST_P(TopKTest, NanIsLessThanMinusInfinity) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> logits = {std::nanf(""), -kInfinity, -std::nanf(""), -kInfinity, kInfinity};
   std::vector<int32_t> indices(4);
   TopKParams params;
@@ -300,7 +298,6 @@ TEST_P(TopKTest, BlocksByHand) {
 }
 
 TEST_P(TopKTest, KeysOfListedBlocks) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> logits = {3, -kInfinity, 5, 4, std::nanf(""), -kInfinity, 7, 7, 9};
   const std::vector<int32_t> blocks = {2, 5, -1, 9};
   std::vector<int32_t> indices(7);

@@ -14,15 +14,7 @@
 namespace mla {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr DType kShortTypes[] = {DType::kBF16, DType::kF16};
-
-/// Returns all rows of an operation, those of the CPU too, with their devices.
-std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
-  std::vector<std::tuple<std::string, std::string>> all = devices_and_rows(op);
-  for (const std::string& row : host_rows(op)) all.emplace_back("cpu", row);
-  return all;
-}
 
 /// Runs tests with the row that the parameter names, on its device.
 class RowTest : public testing::TestWithParam<std::tuple<std::string, std::string>> {
@@ -61,13 +53,6 @@ class RowTest : public testing::TestWithParam<std::tuple<std::string, std::strin
  private:
   std::optional<Context> context_;
 };
-
-#define MLA_FOR_ALL_ROWS(Suite, op)                                                            \
-  INSTANTIATE_TEST_SUITE_P(Rows, Suite, testing::ValuesIn(all_rows(op)), [](const auto& row) { \
-    std::string text = std::get<0>(row.param) + "_" + std::get<1>(row.param);                  \
-    std::replace(text.begin(), text.end(), ':', '_');                                          \
-    return text;                                                                               \
-  })
 
 class LogitTypes : public RowTest {
   void SetUp() override { use_row_of(kit::problem_of(kit::IndexerLogitsSpec{})); }

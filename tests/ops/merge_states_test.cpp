@@ -14,8 +14,6 @@ namespace {
 using kit::MergeCase;
 using kit::MergeSpec;
 
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
 class MergeStatesTest : public BackendTest<Op::kMergeStates> {};
 MLA_FOR_EVERY_ROW(MergeStatesTest, Op::kMergeStates);
 

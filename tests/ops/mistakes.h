@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -18,9 +17,6 @@ struct Mistake {
   const char* field;  ///< what the message must name
   std::function<void(Params&)> make;
 };
-
-inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 inline constexpr int32_t kDecreasing[] = {0, 2, 1};
 inline constexpr int32_t kTooLong[] = {64 * 64, 70};

@@ -343,13 +343,6 @@ void sweep_options(const std::string& device, const std::string& row, const std:
   }
 }
 
-/// Returns every row that this machine can run, with its device.
-inline std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
-  std::vector<std::tuple<std::string, std::string>> all = devices_and_rows(op);
-  for (const std::string& row : host_rows(op)) all.emplace_back("cpu", row);
-  return all;
-}
-
 /// Returns why this machine cannot run a row at all; empty if it can.
 inline std::string why_not(Op op, const std::string& device, const std::string& row) {
   Problem problem = usual_problem(op);
@@ -374,8 +367,5 @@ class OptionSweep : public testing::TestWithParam<std::tuple<std::string, std::s
     sweep_options<Case>(device, row, specs, options);
   }
 };
-
-#define MLA_FOR_ALL_ROWS(Suite, op) \
-  INSTANTIATE_TEST_SUITE_P(Rows, Suite, testing::ValuesIn(mla::all_rows(op)), mla::name_of_device_and_row)
 
 }  // namespace mla

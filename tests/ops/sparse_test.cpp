@@ -23,7 +23,7 @@ constexpr kit::LengthForm kLengthForms[] = {kit::LengthForm::kNone, kit::LengthF
 class DecodeSparseTest : public BackendTest<Op::kDecodeSparse> {};
 MLA_FOR_EVERY_ROW(DecodeSparseTest, Op::kDecodeSparse);
 
-DecodeSparseSpec spec_of(CacheFormat format) {
+DecodeSparseSpec sparse_spec_of(CacheFormat format) {
   DecodeSparseSpec spec;
   spec.pool.cache = kit::usual_cache(format);
   return spec;
@@ -35,7 +35,7 @@ TEST_P(DecodeSparseTest, FormatsQueriesAndOutputs) {
     for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
       for (DType o_dtype : {q_dtype == DType::kE4M3 ? DType::kBF16 : q_dtype, DType::kF32, DType::kE4M3}) {
         if (!has_turn(format, turn++)) continue;
-        DecodeSparseSpec spec = spec_of(format);
+        DecodeSparseSpec spec = sparse_spec_of(format);
         spec.q_dtype = q_dtype;
         spec.o_dtype = o_dtype;
         spec.options.attn_sink = true;
@@ -47,7 +47,7 @@ TEST_P(DecodeSparseTest, FormatsQueriesAndOutputs) {
 TEST_P(DecodeSparseTest, MaxLogits) {
   for (CacheFormat format : kAllCacheFormats)
     for (bool two : {false, true}) {
-      DecodeSparseSpec spec = spec_of(format);
+      DecodeSparseSpec spec = sparse_spec_of(format);
       spec.q_len = {1, 3};
       spec.pool.empty_share = 0.3;
       spec.want_max_logits = true;
@@ -63,8 +63,8 @@ TEST_P(DecodeSparseTest, MaxLogits) {
 /// most rows.
 TEST_P(DecodeSparseTest, MaxLogitsOfUnlikePools) {
   for (bool swapped : {false, true}) {
-    DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsV41);
-    spec.extra_pool = spec_of(CacheFormat::kFP4DsV41).pool;
+    DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsV41);
+    spec.extra_pool = sparse_spec_of(CacheFormat::kFP4DsV41).pool;
     spec.pool.topk = 7;
     spec.extra_pool->topk = 90;
     if (swapped) std::swap(spec.pool.topk, spec.extra_pool->topk);
@@ -78,7 +78,7 @@ TEST_P(DecodeSparseTest, HeadsAndTopk) {
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4})
     for (int32_t heads : {1, 7, 16, 64, 128})
       for (int32_t topk : {1, 2, 15, 64, 129}) {
-        DecodeSparseSpec spec = spec_of(format);
+        DecodeSparseSpec spec = sparse_spec_of(format);
         spec.num_heads = heads;
         spec.pool.topk = topk;
         spec.q_len = {1, 2};
@@ -88,7 +88,7 @@ TEST_P(DecodeSparseTest, HeadsAndTopk) {
 
 TEST_P(DecodeSparseTest, UsualTopk) {
   for (int32_t topk : {512, 1024, 1152, 2048, 2176}) {
-    DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);
+    DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsMla);
     spec.pool.topk = topk;
     spec.pool.num_tokens = 3000;
     spec.q_len = {1};
@@ -102,7 +102,7 @@ TEST_P(DecodeSparseTest, PageSizesAndLengths) {
     for (int32_t page_size : {1, 2, 64, 256})
       for (kit::LengthForm length : kLengthForms) {
         if (!has_turn(format, turn++)) continue;
-        DecodeSparseSpec spec = spec_of(format);
+        DecodeSparseSpec spec = sparse_spec_of(format);
         spec.pool.cache.page_size = page_size;
         spec.pool.topk_length = length;
         spec.q_len = {3, 0, 1};
@@ -118,7 +118,7 @@ TEST_P(DecodeSparseTest, PageSizesAndLengths) {
 
 TEST_P(DecodeSparseTest, AsManyTokensAsRequests) {
   for (kit::LengthForm length : kLengthForms) {
-    DecodeSparseSpec spec = spec_of(CacheFormat::kBF16);
+    DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kBF16);
     spec.q_len = {2, 0, 1, 1};
     spec.pool.topk_length = kit::LengthForm::kPerRequest;
     spec.extra_pool = spec.pool;
@@ -133,7 +133,7 @@ TEST_P(DecodeSparseTest, TwoPoolsUnderOneSoftmax) {
     for (kit::LengthForm length : kLengthForms)
       for (bool sink : {false, true}) {
         if (!has_turn(format, turn++)) continue;
-        DecodeSparseSpec spec = spec_of(format);
+        DecodeSparseSpec spec = sparse_spec_of(format);
         spec.pool.cache.page_size = 256;
         spec.pool.topk = 128;
         spec.extra_pool = spec.pool;
@@ -150,7 +150,7 @@ TEST_P(DecodeSparseTest, PoolsOfDifferentFormats) {
   constexpr CacheFormat kUnpacked[] = {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8};
   for (CacheFormat first : kUnpacked)
     for (CacheFormat second : kUnpacked) {
-      DecodeSparseSpec spec = spec_of(first);
+      DecodeSparseSpec spec = sparse_spec_of(first);
       spec.extra_pool = spec.pool;
       spec.extra_pool->cache.format = second;
       if (can_run(spec)) expect_ok(spec);
@@ -160,7 +160,7 @@ TEST_P(DecodeSparseTest, PoolsOfDifferentFormats) {
 /// The window is in one quantized format, the compressed pool in another, under one softmax.
 TEST_P(DecodeSparseTest, WindowAndCompressedPoolOfV41) {
   for (int32_t heads : {5, 64}) {
-    DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsV41);
+    DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsV41);
     spec.q_dtype = spec.o_dtype = heads == 5 ? DType::kF32 : DType::kBF16;
     spec.num_heads = heads;
     spec.pool.topk = 128;
@@ -182,7 +182,7 @@ TEST_P(DecodeSparseTest, WindowAndCompressedPoolOfV41) {
 TEST_P(DecodeSparseTest, OnePoolCutInTwoIsTheSame) {
   // The second half of the indices as a pool of its own, on the same cache.
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsV4}) {
-    DecodeSparseSpec spec = spec_of(format);
+    DecodeSparseSpec spec = sparse_spec_of(format);
     spec.o_dtype = DType::kF32;
     spec.pool.topk = 200;
     const DecodeSparseCase problem(spec);
@@ -206,7 +206,7 @@ TEST_P(DecodeSparseTest, OnePoolCutInTwoIsTheSame) {
 }
 
 TEST_P(DecodeSparseTest, RepeatedIndicesCountAsOftenAsTheyStand) {
-  DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);
+  DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsMla);
   spec.pool.invalid_share = 0;
   spec.pool.duplicate_share = 1;  // one row, 64 times: its own value, and lse larger by log 64
   spec.o_dtype = DType::kF32;
@@ -224,7 +224,7 @@ TEST_P(DecodeSparseTest, RepeatedIndicesCountAsOftenAsTheyStand) {
 TEST_P(DecodeSparseTest, NothingValid) {
   for (double invalid_share : {0.0, 1.0})
     for (bool sink : {false, true}) {
-      DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);
+      DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsMla);
       spec.pool.invalid_share = invalid_share;
       spec.pool.empty_share = 1 - invalid_share;
       spec.options.attn_sink = spec.options.infinite_sinks = sink;
@@ -237,7 +237,7 @@ TEST_P(DecodeSparseTest, NothingValid) {
 }
 
 TEST_P(DecodeSparseTest, EmptyBatchesAndPools) {
-  DecodeSparseSpec spec = spec_of(CacheFormat::kBF16);
+  DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kBF16);
   spec.q_len = {};
   expect_ok(spec);
   spec.q_len = {0, 0};
@@ -251,13 +251,13 @@ TEST_P(DecodeSparseTest, EmptyBatchesAndPools) {
 
 /// Outputs of every type, with every gate, in groups or not, are finished as finish_output does it.
 TEST_P(DecodeSparseTest, FinishedOutputs) {
-  using Gate = kit::FinishSpec::Gate;
   uint64_t turn = 0;
   for (DType q_dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
     for (DType o_dtype : {q_dtype == DType::kE4M3 ? DType::kBF16 : q_dtype, DType::kF32, DType::kE4M3})
-      for (Gate gate : {Gate::kNone, Gate::kHead, Gate::kChannel})
+      for (const kit::FinishSpec::Gate gate :
+           {kit::FinishSpec::Gate::kNone, kit::FinishSpec::Gate::kHead, kit::FinishSpec::Gate::kChannel})
         for (int32_t rotary : {0, 64, 512}) {
-          DecodeSparseSpec spec = spec_of(turn % 2 == 0 ? CacheFormat::kFP8DsV4 : CacheFormat::kBF16);
+          DecodeSparseSpec spec = sparse_spec_of(turn % 2 == 0 ? CacheFormat::kFP8DsV4 : CacheFormat::kBF16);
           spec.q_dtype = q_dtype;
           spec.o_dtype = o_dtype;
           spec.num_heads = 8;
@@ -280,7 +280,7 @@ TEST_P(DecodeSparseTest, ScalesOfFinishedOutputs) {
   for (DType type : {DType::kF32, DType::kU8, DType::kI32})
     for (int32_t channels : {32, 64, 128})
       for (bool tokens_innermost : {false, true}) {
-        DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);
+        DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsMla);
         spec.o_dtype = DType::kE4M3;
         spec.num_heads = 4;
         spec.finish = kit::FinishSpec{.num_groups = tokens_innermost ? 2 : 0,
@@ -293,7 +293,7 @@ TEST_P(DecodeSparseTest, ScalesOfFinishedOutputs) {
 
 /// Without a key, and without a sink that weakens it, o is 0 and its scales are the smallest.
 TEST_P(DecodeSparseTest, FinishedOutputsOfNothing) {
-  DecodeSparseSpec spec = spec_of(CacheFormat::kBF16);
+  DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kBF16);
   spec.o_dtype = DType::kE4M3;
   spec.pool.invalid_share = 1.0;
   spec.finish = kit::FinishSpec{};
@@ -304,7 +304,7 @@ TEST_P(DecodeSparseTest, FinishedOutputsOfNothing) {
 
 TEST_P(DecodeSparseTest, SoftCap) {
   for (float cap : {1.0F, 30.0F}) {
-    DecodeSparseSpec spec = spec_of(CacheFormat::kFP8DsMla);
+    DecodeSparseSpec spec = sparse_spec_of(CacheFormat::kFP8DsMla);
     spec.options.logits_soft_cap = cap;
     spec.options.attn_sink = true;
     expect_ok(spec);

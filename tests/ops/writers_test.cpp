@@ -19,8 +19,6 @@ namespace {
 using kit::AppendSpec;
 using kit::PagedMemory;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr CacheFormat kQuantized[] = {
     CacheFormat::kFP8,           CacheFormat::kFP8DsMla,  CacheFormat::kFP8DsV4,    CacheFormat::kFP8DsV41,
     CacheFormat::kFP4DsV41,      CacheFormat::kFP8Nope,   CacheFormat::kNvFP4DsMla, CacheFormat::kNvFP4DsMla416,
