@@ -69,34 +69,35 @@ struct AppendRopeKernel {
           rotary.weight = {plain.weight.data + num_plain * bytes, dtype};
         }
       }
-      write_parts(args, token, head, slot, plain, rotary);
+      write_turned(args, token, head, slot, plain, rotary);
     } else {
-      write_parts(args, token, head, slot, nope, pe);
+      write_turned(args, token, head, slot, nope, pe);
     }
   }
 
   template <class Source>
-  static MLA_DEVICE void write_parts(const Params& args, int64_t token, int64_t head, int64_t slot, const Source& nope,
-                                     const Source& pe) {
+  static MLA_DEVICE void write_turned(const Params& args, int64_t token, int64_t head, int64_t slot, const Source& nope,
+                                      const Source& pe) {
     const core::Cache& cache = args.cache;
     const Rotated<Source> rotated = {.pe = pe,
                                      .dim = cache.d_rotary(),
                                      .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
                                      .interleaved = args.interleaved};
-    if (head == args.num_heads) {
-      const CacheRow row = CacheRow::at_slot(cache, slot);
-      cache.rotary_in_ckv > 0 ? write_joined_row(row, nope, rotated) : write_parted_row(row, nope, rotated);
-      return;
+    const bool is_key = head == args.num_heads;
+    const CacheRow row = CacheRow::at_slot(cache, slot);
+    if (is_key && cache.rotary_in_ckv > 0) return write_joined_row<false>(row, nope, rotated);
+    RowParts to;
+    if (is_key) {
+      to = RowParts::of(row);
+    } else {
+      const auto bytes = static_cast<int64_t>(size_of(args.q_out_dtype));
+      to.plain = static_cast<std::byte*>(args.q_out) +
+                 (token * args.q_out_stride_token + head * args.q_out_stride_head) * bytes;
+      to.rotary = to.plain + cache.d_plain() * bytes;
+      to.plain_dtype = to.rotary_dtype = args.q_out_dtype;
+      to.plain_scale = to.rotary_scale = args.q_out_dtype == DType::kE4M3 ? *args.q_scale : 1.0F;
     }
-    const auto bytes = static_cast<int64_t>(size_of(args.q_out_dtype));
-    std::byte* const out =
-        static_cast<std::byte*>(args.q_out) + (token * args.q_out_stride_token + head * args.q_out_stride_head) * bytes;
-    const Encoder encode(args.q_out_dtype, args.q_out_dtype == DType::kE4M3 ? *args.q_scale : 1.0F);
-    write_channels(rotated, rotated.dim, encode, out + cache.d_plain() * bytes);
-    if (const std::byte* const from = as_stored(nope, args.q_out_dtype); from != nullptr)
-      copy_pieces({out, from, cache.d_plain() * bytes}, {});
-    else
-      write_channels(nope, cache.d_plain(), encode, out);
+    write_parts<false>(to, is_key, row, nope, rotated);
   }
 };
 

@@ -56,20 +56,23 @@ struct CompressRowsKernel {
   }
 
  private:
-  /// Gives scores with the bias of their position.
-  struct BiasedScores {
-    Channels score, bias;
+  /// Gives what is kept of a token: latents as they are, or scores with the bias of their position.
+  struct KeptChannels {
+    Channels x, bias;  // without data is no bias
 
     static constexpr int kBatch = 2;
     struct Fetched {
-      Bits8 score, bias;
+      Bits8 x, bias;
     };
-    MLA_DEVICE float operator()(int32_t c) const { return score(c) + bias(c); }
-    MLA_DEVICE int32_t vector_channels(int32_t n) const { return score.vector_channels(n); }
-    MLA_DEVICE Fetched fetch(int32_t c) const { return {.score = score.fetch(c).bits, .bias = bias.fetch(c).bits}; }
+    MLA_DEVICE float operator()(int32_t c) const { return bias.data != nullptr ? x(c) + bias(c) : x(c); }
+    MLA_DEVICE int32_t vector_channels(int32_t n) const { return x.vector_channels(n); }
+    MLA_DEVICE Fetched fetch(int32_t c) const {
+      return {.x = x.fetch(c).bits, .bias = bias.data != nullptr ? bias.fetch(c).bits : Bits8{}};
+    }
     MLA_DEVICE void decode(const Fetched& fetched, float (&values)[kVector]) const {
+      decode8(fetched.x, x.dtype, values);
+      if (bias.data == nullptr) return;
       float biases[kVector];
-      decode8(fetched.score, score.dtype, values);
       decode8(fetched.bias, DType::kF32, biases);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) values[i] += biases[i];
@@ -92,24 +95,22 @@ struct CompressRowsKernel {
   }
 
   static MLA_DEVICE void keep(const Params& args, int64_t token, const KeptToken& kept) {
-    const auto row_of = [&](const void* base, int64_t stride) {
-      return Channels{
-          .data = static_cast<const std::byte*>(base) + token * stride * static_cast<int64_t>(size_of(args.dtype)),
-          .dtype = args.dtype};
-    };
-    const Channels score = row_of(args.score, args.score_stride_token);
-    const Encoder encode(DType::kF32);
-    auto* const to = reinterpret_cast<std::byte*>(kept.state);
-    auto* const scores_to = reinterpret_cast<std::byte*>(kept.state + args.width());
-    write_channels(row_of(args.kv, args.kv_stride_token), args.width(), encode, to);
-    if (args.position_bias == nullptr) {
-      write_channels(score, args.width(), encode, scores_to);
-      return;
+    const float* bias = args.position_bias;
+    if (bias != nullptr) {
+      const auto row = static_cast<int32_t>(static_cast<uint32_t>(kept.position) % static_cast<uint32_t>(args.ratio));
+      bias += row * args.position_bias_stride_position;
     }
-    const auto row = static_cast<int32_t>(static_cast<uint32_t>(kept.position) % static_cast<uint32_t>(args.ratio));
-    const float* const bias = args.position_bias + row * args.position_bias_stride_position;
-    const Channels biases = {.data = reinterpret_cast<const std::byte*>(bias), .dtype = DType::kF32};
-    write_channels(BiasedScores{score, biases}, args.width(), encode, scores_to);
+    MLA_NO_UNROLL
+    for (int part = 0; part < 2; ++part) {  // latents, then scores: not unrolled, which halves the code
+      const bool is_score = part == 1;
+      const auto* const from = static_cast<const std::byte*>(is_score ? args.score : args.kv);
+      const int64_t element = token * (is_score ? args.score_stride_token : args.kv_stride_token);
+      const KeptChannels source = {
+          .x = {.data = from + element * static_cast<int64_t>(size_of(args.dtype)), .dtype = args.dtype},
+          .bias = {.data = is_score ? reinterpret_cast<const std::byte*>(bias) : nullptr, .dtype = DType::kF32}};
+      write_channels(source, args.width(), Encoder(DType::kF32),
+                     reinterpret_cast<std::byte*>(kept.state + part * args.width()));
+    }
   }
 
   /// Returns the group that a warp appends; none if `last` is negative.
@@ -139,7 +140,7 @@ struct CompressRowsKernel {
       write_indexer_key(args.indexer, slot, RowWithRotated<Channels>{latent, rotated, num_plain},
                         args.power_of_two_scales);
     } else if constexpr (kRow == CompressedRow::kJoined) {
-      write_joined_row(CacheRow::at_slot(args.cache, slot), latent, rotated);
+      write_joined_row<true>(CacheRow::at_slot(args.cache, slot), latent, rotated);
     } else if constexpr (kRow == CompressedRow::kParted) {
       write_parted_row(CacheRow::at_slot(args.cache, slot), latent, rotated);
     } else {

@@ -347,14 +347,15 @@ MLA_DEVICE void write_odd_groups(const CacheRow& row, const Source& source, int3
   }
 }
 
-template <class Source>
+/// kCommon: groups of e4m3 with the usual scales have code of their own, which is faster.
+template <bool kCommon, class Source>
 MLA_DEVICE void write_groups(const CacheRow& row, const Source& source) {
   const core::Cache& cache = row.cache;
   const int32_t group = cache.channels_per_scale, lanes = group / kVector;
   const bool lanes_hold_groups = group % kVector == 0 && (lanes & (lanes - 1)) == 0 && lanes <= kWarpSize;
   if (!lanes_hold_groups || source.vector_channels(cache.d_ckv) != cache.d_ckv)
     write_odd_groups(row, source, group);
-  else if (cache.has_common_e4m3())
+  else if (kCommon && cache.has_common_e4m3())
     write_lane_groups<true>(row, source, group);
   else
     write_lane_groups<false>(row, source, group);
@@ -377,15 +378,13 @@ MLA_DEVICE void write_scaled_kpe(const CacheRow& row, const Source& source) {
     to_scale[pad] = std::byte{0};
 }
 
-/// Returns the encoder of the rotary channels, which have no scale or one that all rows share.
-MLA_DEVICE Encoder kpe_encoder(const core::Cache& cache) {
-  return Encoder(cache.kpe_dtype, cache.kpe_scale != nullptr ? *cache.kpe_scale : 1.0F);
+/// Returns the scale of the rotary channels, which have none or one that all rows share.
+MLA_DEVICE float given_kpe_scale(const core::Cache& cache) {
+  return cache.kpe_scale != nullptr ? *cache.kpe_scale : 1.0F;
 }
 
-/// Returns the encoder of the latent channels for caches whose scales writers do not choose.
-MLA_DEVICE Encoder ckv_encoder(const CacheRow& row) {
-  return Encoder(row.cache.ckv_dtype, row.cache.is_quantized() ? row.ckv().scale(0) : 1.0F);
-}
+/// Returns the scale of the latent channels for caches whose scales writers do not choose.
+MLA_DEVICE float given_ckv_scale(const CacheRow& row) { return row.cache.is_quantized() ? row.ckv().scale(0) : 1.0F; }
 
 /// Says how a kernel writes rows. Each way is a kernel of its own, because with all of them in one every row pays for
 /// the registers and the code of the largest.
@@ -426,9 +425,12 @@ MLA_DEVICE void write_row(const CacheRow& row, bool writes_ckv, const Channels& 
     if constexpr (kWay == RowWay::kDequantized)
       write_dequantized(source, n, to);
     else
-      write_channels(source, n, is_kpe ? kpe_encoder(cache) : ckv_encoder(row), to);
+      write_channels(
+          source, n,
+          is_kpe ? Encoder(cache.kpe_dtype, given_kpe_scale(cache)) : Encoder(cache.ckv_dtype, given_ckv_scale(row)),
+          to);
   }
-  if (kWay == RowWay::kGrouped && writes_ckv) write_groups(row, ckv);
+  if (kWay == RowWay::kGrouped && writes_ckv) write_groups<true>(row, ckv);
   if (kWay == RowWay::kGrouped && writes_kpe && cache.writes_kpe_scale()) write_scaled_kpe(row, kpe);
 }
 

@@ -138,27 +138,54 @@ struct RowWithRotated {
 };
 
 /// Writes a row whose latent part ends with the rotary channels.
-template <class Source>
+template <bool kCommon, class Source>
 MLA_DEVICE void write_joined_row(const CacheRow& row, const Source& plain, const Rotated<Source>& rotated) {
-  write_groups(row, RowWithRotated<Source>{plain, rotated, row.cache.d_plain()});
+  write_groups<kCommon>(row, RowWithRotated<Source>{plain, rotated, row.cache.d_plain()});
 }
 
-/// Writes a row whose rotary channels are a part of their own.
-template <class Source>
-MLA_DEVICE void write_parted_row(const CacheRow& row, const Source& plain, const Rotated<Source>& rotated) {
+/// Says where the parts of a row go whose rotary channels are one of their own, as which elements, and with which
+/// scales unless those are chosen.
+struct RowParts {
+  std::byte* plain;
+  DType plain_dtype;
+  float plain_scale;
+  std::byte* rotary;
+  DType rotary_dtype;
+  float rotary_scale;
+
+  static MLA_DEVICE RowParts of(const CacheRow& row) {
+    const core::Cache& cache = row.cache;
+    return {.plain = row.of(cache.ckv),
+            .plain_dtype = cache.ckv_dtype,
+            .plain_scale = cache.writes_scales ? 1.0F : given_ckv_scale(row),
+            .rotary = row.of(cache.kpe),
+            .rotary_dtype = cache.kpe_dtype,
+            .rotary_scale = given_kpe_scale(cache)};
+  }
+};
+
+/// Writes a row whose rotary channels are a part of their own. `to` is the cache's `row`, in which scales may be
+/// chosen; or, unless `to_cache`, a row elsewhere.
+template <bool kCommon, class Source>
+MLA_DEVICE void write_parts(const RowParts& to, bool to_cache, const CacheRow& row, const Source& plain,
+                            const Rotated<Source>& rotated) {
   const core::Cache& cache = row.cache;
   const int32_t num_plain = cache.d_plain();
-  std::byte* const to = row.of(cache.ckv);
-  if (cache.writes_kpe_scale())
+  if (to_cache && cache.writes_kpe_scale())
     write_scaled_kpe(row, RoundedRotated<Source>{rotated});
   else
-    write_channels(rotated, rotated.dim, kpe_encoder(cache), row.of(cache.kpe));
-  if (const std::byte* const from = as_stored(plain, cache.ckv_dtype); from != nullptr)
-    copy_pieces({to, from, num_plain * static_cast<int64_t>(size_of(cache.ckv_dtype))}, {});
-  else if (cache.writes_scales)
-    write_groups(row, plain);
+    write_channels(rotated, rotated.dim, Encoder(to.rotary_dtype, to.rotary_scale), to.rotary);
+  if (const std::byte* const from = as_stored(plain, to.plain_dtype); from != nullptr)
+    copy_pieces({to.plain, from, num_plain * static_cast<int64_t>(size_of(to.plain_dtype))}, {});
+  else if (to_cache && cache.writes_scales)
+    write_groups<kCommon>(row, plain);
   else
-    write_channels(plain, num_plain, ckv_encoder(row), to);
+    write_channels(plain, num_plain, Encoder(to.plain_dtype, to.plain_scale), to.plain);
+}
+
+template <class Source>
+MLA_DEVICE void write_parted_row(const CacheRow& row, const Source& plain, const Rotated<Source>& rotated) {
+  write_parts<true>(RowParts::of(row), true, row, plain, rotated);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE
