@@ -12,7 +12,6 @@
 namespace mla::cpu {
 namespace {
 
-using reference::Form;
 using reference::Latents;
 using reference::Layer;
 using reference::Part;
@@ -31,12 +30,12 @@ class CompressTest : public RowOperationsTest {
         for (int32_t channels : {2, 16, 130})
           for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
             if (overlap && ratio == 1) continue;
-            const Form form = {.ratio = ratio,
-                               .overlap = overlap,
-                               .bias = ratio > 1 && seed % 4 != 0,
-                               .norm = norm,
-                               .d_latent = channels,
-                               .dtype = dtype};
+            const reference::Form form = {.ratio = ratio,
+                                          .overlap = overlap,
+                                          .bias = ratio > 1 && seed % 4 != 0,
+                                          .norm = norm,
+                                          .d_latent = channels,
+                                          .dtype = dtype};
             MLA_TRACE(testing::Message() << form << ", " << channels << " channels, seed " << seed);
             Random random(seed++);
             f(form, random);
@@ -49,7 +48,7 @@ class CompressTest : public RowOperationsTest {
 /// The means are as far off as tests/cpu/pool_kernels_test.cpp derives for n tokens in calls of 8, whose scores are the
 /// same f32 here; their own rounding to f32 is among that. The reference adds half of a last place.
 TEST_P(CompressTest, LatentsAreThoseOfTheReference) {
-  for_forms(false, [&](const Form& form, Random& random) {
+  for_forms(false, [&](const reference::Form& form, Random& random) {
     const Layer layer(form, random);
     const int64_t tokens = 3 * form.ratio + 1;
     const Sequence sequence(form, tokens, random);
@@ -68,7 +67,7 @@ TEST_P(CompressTest, LatentsAreThoseOfTheReference) {
 }
 
 TEST_P(CompressTest, DivisionsIntoCallsGiveTheSameBits) {
-  for_forms(true, [&](const Form& form, Random& random) {
+  for_forms(true, [&](const reference::Form& form, Random& random) {
     const Layer layer(form, random);
     const int64_t tokens = 4 * form.ratio + 3;
     const std::vector<Sequence> sequences = {Sequence(form, tokens, random), Sequence(form, tokens, random)};

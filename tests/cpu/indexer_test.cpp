@@ -14,7 +14,9 @@ struct TestIndexer {
   core::IndexerPages pages;
 };
 
-TEST_P(RowOperationsTest, AppendIndexerWritesTheBytesOfTheReference) {
+class IndexerTest : public RowOperationsTest {};
+
+TEST_P(IndexerTest, AppendIndexerWritesTheBytesOfTheReference) {
   const std::pair<IndexerFormat, bool> kinds[] = {
       {IndexerFormat::kFP8, false}, {IndexerFormat::kFP8, true}, {IndexerFormat::kMXFP4, true}};
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
@@ -56,7 +58,7 @@ struct IndexerProblem {
   IndexerProblem(const IndexerCase& c, int32_t num_pages) : cache(c.format, num_pages, c.page_size) {}
 };
 
-TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
+TEST_P(IndexerTest, IndexerLogitsAndSelectionAsTheReference) {
   for (const IndexerCase& c :
        {IndexerCase{64, DType::kE4M3, 64, true}, IndexerCase{64, DType::kBF16, 16, false},
         IndexerCase{64, DType::kF16, 64, true}, IndexerCase{5, DType::kF32, 1, true},
@@ -172,7 +174,7 @@ TEST_P(RowOperationsTest, IndexerLogitsAndSelectionAsTheReference) {
 }
 
 /// A NaN in a key reaches that key's logit only.
-TEST_P(RowOperationsTest, IndexerKeepsNaNWhereItIs) {
+TEST_P(IndexerTest, IndexerKeepsNaNWhereItIs) {
   TestIndexer cache(IndexerFormat::kFP8, 1, 64);
   std::fill(cache.bytes.begin(), cache.bytes.end(), std::byte{0x38});
   const float one = 1.0F;
@@ -208,7 +210,7 @@ TEST_P(RowOperationsTest, IndexerKeepsNaNWhereItIs) {
 }
 
 /// Scales of every size multiply their own channels: 0, the least and the largest, those that overflow, and NaN.
-TEST_P(RowOperationsTest, Mxfp4ScalesOfEverySize) {
+TEST_P(IndexerTest, Mxfp4ScalesOfEverySize) {
   constexpr int32_t kKeys = 256;
   TestIndexer cache(IndexerFormat::kMXFP4, 1, kKeys);
   for (int32_t j = 0; j < kKeys; ++j) {
@@ -278,7 +280,7 @@ std::vector<float> row_of_kind(int kind, int64_t n, std::mt19937& random) {
   return logits;
 }
 
-TEST_P(RowOperationsTest, TopKAsTheReference) {
+TEST_P(IndexerTest, TopKAsTheReference) {
   for (int kind = 0; kind < 8; ++kind)
     for (int64_t n : {1, 15, 100, 5000}) {
       constexpr int64_t kRows = 3;
@@ -313,7 +315,7 @@ TEST_P(RowOperationsTest, TopKAsTheReference) {
     }
 }
 
-MLA_FOR_EVERY_LEVEL(RowOperationsTest);
+MLA_FOR_EVERY_LEVEL(IndexerTest);
 
 }  // namespace
 }  // namespace mla::cpu

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <ostream>
 #include <string>
@@ -23,6 +24,9 @@ class LevelTest : public testing::TestWithParam<Level> {
 
   KernelSet set_ = {};
 };
+
+/// Returns the bits, or one NaN for all: which operand's NaN a product inherits is not said.
+inline uint16_t canonical(uint16_t bf16) { return (bf16 & 0x7FFFU) > 0x7F80U ? uint16_t{0x7FC0} : bf16; }
 
 inline std::ostream& operator<<(std::ostream& out, const Level& level) { return out << level.name; }
 

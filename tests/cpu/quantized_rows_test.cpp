@@ -20,9 +20,6 @@ namespace {
 
 class QuantizedRowsTest : public LevelTest {};
 
-/// Returns the bits, or one NaN for all.
-uint16_t canonical(uint16_t bf16) { return (bf16 & 0x7FFFU) > 0x7F80U ? uint16_t{0x7FC0} : bf16; }
-
 uint16_t expected_value(const QuantizedRow& row, int32_t i) {
   const auto* bytes = static_cast<const uint8_t*>(row.elements);
   const float scale = row.scales[i / row.group];

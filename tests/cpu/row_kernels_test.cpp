@@ -66,9 +66,6 @@ std::vector<float> many_scales() {
   return scales;
 }
 
-/// Returns the bits, or one NaN for all: which operand's NaN a product inherits is not said.
-uint16_t canonical(uint16_t bf16) { return (bf16 & 0x7FFFU) > 0x7F80U ? uint16_t{0x7FC0} : bf16; }
-
 TEST_P(RowKernelsTest, DequantizesEveryCodeWithManyScales) {
   const std::vector<uint8_t> codes = all_codes();
   std::vector<uint16_t> values(codes.size());
