@@ -80,7 +80,8 @@ def test_bits_per_byte_are_the_entropy_of_the_text_under_the_model(folder: Path,
         return found["figures"]
 
     bf16, fp8 = of("dense", "bf16"), of("dense", "fp8")
-    assert bf16["versus_float32"] == pytest.approx(bf16["bits_per_byte"] / (sum(bits) / size) - 1, abs=1e-9)
+    of_float32 = float32["figures"]["bits_per_byte"]  # the sum above is known to the sixth digit only
+    assert bf16["versus_float32"] == pytest.approx(bf16["bits_per_byte"] / of_float32 - 1, abs=1e-9)
     assert fp8["versus_bf16"] == pytest.approx(fp8["bits_per_byte"] / bf16["bits_per_byte"] - 1, abs=1e-12)
     assert bf16["versus_bf16"] == 0 and fp8["bits_per_byte"] != bf16["bits_per_byte"]
     assert 0.5 < fp8["agreement"] <= bf16["agreement"] <= 1
