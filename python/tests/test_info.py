@@ -141,8 +141,10 @@ def test_info_is_plain_unchangeable_data() -> None:
     ],
 )
 def test_explain_is_what_the_tool_says(
-    options: dict[str, Any], arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], arguments: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if options.get("device") == "emulated:sm90":
+        request.getfixturevalue("emulated_sm90")
     monkeypatch.delenv("MLA_BACKEND", raising=False)
     monkeypatch.delenv("MLA_EMULATE", raising=False)
     found, expected = libmla.explain(**options), tool("explain", *arguments)
