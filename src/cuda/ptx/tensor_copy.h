@@ -27,4 +27,21 @@ MLA_DEVICE void tensor_copy(SharedAddress to, const void* map, int32_t channel, 
 #endif
 }
 
+/// Does the same, and says how long the L2 cache keeps the box.
+template <int kOn = kArch>
+MLA_DEVICE void tensor_copy(SharedAddress to, const void* map, int32_t channel, int32_t row, int32_t head,
+                            SharedAddress bar, CachePolicy policy MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "tensor copies need SM90");
+#if MLA_EMULATED
+  check_policy(policy, MLA_PTX_HERE);
+  emulator::tensor_copy(to, map, {channel, row, head}, bar, MLA_PTX_HERE);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(channel), "r"(row), "r"(head), "r"(bar), "l"(policy.bits)
+      : "memory");
+#endif
+}
+
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx
