@@ -82,6 +82,16 @@ inline int64_t steps_of_small_blocks(const core::DecodeSparseArgs& args) {
   return args.num_tokens * ((args.num_heads + cuda::kSmallBlockRows - 1) / cuda::kSmallBlockRows) * steps;
 }
 
+/// Launches the kernel that Kernels::with() picked, or another one that takes the same work list, if `Kernels` has a
+/// function launch() that says so.
+template <class Kernels, class Kernel>
+Status launch_attention(cuda::Queue& queue, const cuda::LaunchShape& shape, const cuda::AbsorbedArgs& args) {
+  if constexpr (requires { Kernels::template launch<Kernel>(queue, shape, args); })
+    return Kernels::template launch<Kernel>(queue, shape, args);
+  else
+    return launch<Kernel>(queue, shape, args);
+}
+
 /// Holds a problem in the kernels' form: all that does not depend on which kernel computes it. Kernels::with(args,
 /// block_rows, small_steps, f) calls f with the kernel for arguments of these shapes: blocks of up to `block_rows`
 /// query rows are enough, and the smallest ones would have `small_steps` steps on each multiprocessor.
@@ -112,12 +122,12 @@ struct AbsorbedProblem {
       const cuda::WorkShape work = shape<Kernel>(queue.device());
       cuda::AbsorbedArgs launched = kernel_args;
       launched.list = place_work_list(work, workspace.data());
-      Status status = launch<Kernel>(queue,
-                                     {.grid_x = work.max_grid_blocks,
-                                      .cluster = Kernel::kCluster,
-                                      .shared_bytes = Kernel::Config::kSharedBytes,
-                                      .overlaps_previous = true},
-                                     launched);
+      Status status = launch_attention<Kernels, Kernel>(queue,
+                                                        {.grid_x = work.max_grid_blocks,
+                                                         .cluster = Kernel::kCluster,
+                                                         .shared_bytes = Kernel::Config::kSharedBytes,
+                                                         .overlaps_previous = true},
+                                                        launched);
       if (!status.ok()) return status;
       return combine_work(work, args, launched.list, Kernel::kStartsEarly, queue);
     });

@@ -31,8 +31,8 @@ class WarpgroupScores : protected Block {
   static constexpr int row_of(int i) { return i >> 1 & 1; }
   static constexpr int chain_of(int i) { return (i >> 1 & 2) | (i & 1); }
 
-  /// Finds the largest logit of each row.
-  MLA_DEVICE static void find_largest(const float (&s)[kScores], float scale, float (&largest)[2]) {
+  /// Finds the largest score of each row among the lane's keys.
+  MLA_DEVICE static void find_lane_largest(const float (&s)[kScores], float (&largest)[2]) {
     float of_chain[2][4];
     MLA_UNROLL
     for (int i = 0; i < kScores; ++i)
@@ -42,6 +42,11 @@ class WarpgroupScores : protected Block {
       const float(&of)[4] = of_chain[r];
       largest[r] = std::fmax(std::fmax(of[0], of[1]), std::fmax(of[2], of[3]));
     }
+  }
+
+  /// Finds the largest logit of each row.
+  MLA_DEVICE static void find_largest(const float (&s)[kScores], float scale, float (&largest)[2]) {
+    find_lane_largest(s, largest);
     MLA_UNROLL
     for (int mask = 1; mask <= 2; mask *= 2) {
       const float others[2] = {ptx::shuffle_xor(largest[0], mask), ptx::shuffle_xor(largest[1], mask)};
