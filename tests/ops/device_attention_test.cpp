@@ -197,6 +197,53 @@ TEST_P(DecodeOnDevice, RandomProblems) {
     expect_random(turns_of(format, 16), [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
 }
 
+// Requests of more than 64 rows in caches with room for many tokens have a kernel of their own in cuda_sm90.
+bool has_kernel_for_long_caches(const std::string& row) { return row == "cuda_sm90"; }
+
+void make_room(DecodeSpec& spec) {
+  constexpr int32_t kTokens = 4096, kMostRequests = 4;
+  const auto requests = static_cast<int32_t>(spec.kv_len.size());
+  if (requests <= kMostRequests) spec.cache.unowned_pages = kTokens * requests / spec.cache.page_size + 1;
+}
+
+TEST_P(DecodeOnDevice, LongCaches) {
+  if (!has_kernel_for_long_caches(row())) GTEST_SKIP() << row() << " has no kernel of its own for them";
+  for (int32_t page_size : {64, 128, 8, 24, 16})
+    for (bool causal : {true, false}) {
+      DecodeSpec spec = small_decode(page_size == 128 ? CacheFormat::kF16 : CacheFormat::kBF16);
+      spec.num_heads = 70;
+      spec.cache.page_size = page_size;
+      spec.q_len = {1, 2, 3};
+      spec.kv_len = {330, 64, 197};
+      spec.causal = causal;
+      make_room(spec);
+      expect_ok(spec);
+      spec.options.window_left = 70;
+      expect_ok(spec);
+    }
+  DecodeSpec spec = small_decode();
+  spec.num_heads = 128;
+  spec.kv_len = {0, 1, 65};
+  make_room(spec);
+  expect_ok(spec);
+  for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
+    spec.kv_len = {700, 128, 129};
+    spec.score_std = std;
+    expect_ok(spec);
+  }
+}
+
+TEST_P(DecodeOnDevice, RandomProblemsInLongCaches) {
+  if (!has_kernel_for_long_caches(row())) GTEST_SKIP() << row() << " has no kernel of its own for them";
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+    expect_random(turns_of(format, 16), [&](uint64_t seed) {
+      DecodeSpec spec = kit::random_decode_spec(seed, format);
+      spec.num_heads += 64;
+      make_room(spec);
+      return spec;
+    });
+}
+
 class DecodeSparseOnDevice : public DeviceTest<Op::kDecodeSparse> {};
 MLA_FOR_EVERY_DEVICE(DecodeSparseOnDevice, Op::kDecodeSparse);
 

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// This kernel computes decode over dense rows of 16 bits by wgmma: 64 query rows against pages of a latent cache, whose
+// rows are key and value at once.
+//
+// Grid: persistent; a block computes the segments of its worker (work_list.h), 64 keys a step. Its three warpgroups:
+//   load   one: a thread describes units, and issues tensor copies of rows, a piece of 64 channels at a time
+//   math   two: each has the scores and P of every second step, and the values of half of the channels of all steps,
+//          accumulators in registers
+// Shared memory: [queries][two stages of 64 rows][barriers, maxima, factors, ...]; paired_config.cuh has the numbers.
+// What each role waits for, does, and arrives at, for unit u and step n:
+//   load   unit_empty(u - 2) -> describe u -> unit_full(u);  kv_empty(n - 2, half) -> pieces -> kv_full(n, piece)
+//   math   unit_full(u) -> queries;  for its own steps n:
+//          kv_full(n, piece) -> S(n);  p_full(n - 1) -> O += P(n - 1) V, which runs while S(n) -> P(n) -> p_full(n);
+//          -> kv_empty(n - 1, its half);  O += P(n) V, P in registers -> kv_empty(n, its half)
+// docs/kernels/cuda_sm90.md describes the kernel.
+#pragma once
+
+#include "cuda/backends/sm90/paired_load.cuh"
+#include "cuda/backends/sm90/paired_math.cuh"
+#include "cuda/border/launch.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
+
+template <class Config_>
+struct PairedKernel {
+  using Config = Config_;
+  using Params = PairedArgs;
+  static constexpr const char* kName = "sm90_paired";
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kMinBlocks = Config::kMinBlocks;
+
+  static MLA_DEVICE void run(const Params& params) {
+    PairedBlock<Config>(params.args).init();
+    ptx::wait_for_previous_grid();  // waits for the plan
+    ptx::allow_next_grid();
+    const cuda::Share share = params.args.list.shares[ptx::block_index_x()];
+    if (share.begin >= share.end) return;
+    const int warp = ptx::shuffle(ptx::warp(), 0);  // the compiler takes it for the same in the whole warp
+    if (warp < Config::kFirstMathWarp) {
+      ptx::give_registers<Config::kLoadRegisters>();
+      compute(PairedLoadRole<Config>(params, share));
+    } else {
+      ptx::take_registers<Config::kMathRegisters>();
+      if (warp < Config::kFirstMathWarp + Config::kGroupWarps)
+        compute(PairedMathRole<Config, 0>(params));
+      else
+        compute(PairedMathRole<Config, 1>(params));
+    }
+  }
+
+ private:
+  template <class Role>
+  static MLA_DEVICE void compute(Role role) {
+    while (ptx::any(role.next_unit())) role.compute();
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The roles of the wgmma kernel for dense rows of 16 bits share what is here: the map of shared memory, and the
+// barriers.
+#pragma once
+
+#include "cuda/backends/sm90/paired_config.cuh"
+#include "cuda/backends/sm90/wgmma.cuh"
+#include "cuda/border/queue.h"
+#include "cuda/tile/tile.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
+
+struct PairedArgs {
+  cuda::AbsorbedArgs args;
+  cuda::TensorMap keys;  // of pages, which are the "heads" of the tensor
+  int32_t box_rows;      // a power of two that divides the page size and the keys of a step
+};
+
+/// This is the base of all roles. Step n uses stage n % 2, and is the step of math warpgroup n % 2, its owner.
+template <class Config>
+class PairedBlock : protected AbsorbedUnits<Config> {
+  using Units = AbsorbedUnits<Config>;
+
+ public:
+  using Units::Units, Units::next_unit;
+
+  /// Initializes barriers. All threads call it once, at the kernel's start.
+  MLA_DEVICE void init() const {
+    if (ptx::thread_index() == 0) {
+      for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
+        for (int piece = 0; piece < Config::kPieces; ++piece)
+          ptx::mbarrier_init(kv_full(stage, piece), piece < Config::kLatentPieces ? 1 : 2);
+        for (int half = 0; half < Config::kMathGroups; ++half)
+          ptx::mbarrier_init(kv_empty(stage, half), Config::kGroupWarps);
+        ptx::mbarrier_init(s_done(stage), Config::kGroupWarps);
+        ptx::mbarrier_init(p_full(stage), Config::kGroupWarps);
+      }
+      Units::init_unit_barriers();
+      ptx::fence_mbarrier_init();
+    }
+    Units::init_unit_number();
+    ptx::sync_block();
+  }
+
+ protected:
+  using Units::args_, Units::memory_, Units::shared_;
+
+  /// A phase of kv_full ends when a piece of step n's rows is in the stage. With the last piece, the rotary channels,
+  /// the step's masks are there, too.
+  MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int piece) const {
+    return barrier(Config::kKvFull + n % Config::kStages * Config::kPieces + static_cast<uint32_t>(piece));
+  }
+  /// A phase of kv_empty ends when the warpgroup `half` has multiplied the values of its half of the channels of step
+  /// n. The other one reads P as well, which is in the place of the rotary channels.
+  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, int half) const {
+    return barrier(Config::kKvEmpty + n % Config::kStages * Config::kMathGroups + static_cast<uint32_t>(half));
+  }
+  /// A phase of s_done ends when the owner has the scores of step n, so that it does not read the rotary channels any
+  /// more, one of p_full when P of step n, the rows' maxima, their factors and the flags are written.
+  MLA_DEVICE ptx::SharedAddress s_done(uint32_t n) const { return barrier(Config::kSDone + n % Config::kStages); }
+  MLA_DEVICE ptx::SharedAddress p_full(uint32_t n) const { return barrier(Config::kPFull + n % Config::kStages); }
+  MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
+
+  /// Returns the piece that is loaded and multiplied as number i: first the half of the channels that the owner's
+  /// values free, which are free sooner, then the other half, then the rotary channels.
+  static constexpr int piece_of(int owner, int i) {
+    return i < Config::kLatentPieces ? (i + owner * Config::kGroupPieces) % Config::kLatentPieces : i;
+  }
+
+  MLA_DEVICE ptx::SharedAddress queries() const { return shared_ + Config::kQueryOffset; }
+  MLA_DEVICE ptx::SharedAddress stage(uint32_t n) const {
+    return shared_ + Config::kStageOffset + n % Config::kStages * Config::kTileBytes;
+  }
+  MLA_DEVICE ptx::SharedAddress p_tile(uint32_t n) const { return stage(n) + Config::kRopeOffset; }
+
+  /// Returns the rows' factors by which the outputs so far are multiplied before values of step n are added. Only a
+  /// warp whose flags say so has written them.
+  MLA_DEVICE float* factors(uint32_t n) const {
+    return as<float>(memory_ + Config::kFactorOffset) + n % Config::kStages * Config::kRows;
+  }
+  /// These bits are the flags that a warp of the owner hands over with P.
+  enum Flag : uint8_t {
+    kRescales = 1,   // a row has a factor that is not 1
+    kHasPoison = 2,  // values of keys that are hidden from some row may be infinite or NaN (poison.cuh)
+  };
+  /// Returns where the flags of step n lie, one byte for each warp of the owner.
+  MLA_DEVICE ptx::SharedAddress flags(uint32_t n) const {
+    return shared_ + Config::kFlagOffset + n % Config::kStages * Config::kGroupWarps;
+  }
+  /// Returns the rows' maxima, in base 2, that P of step n and the outputs behind it are relative to.
+  MLA_DEVICE float* maxima(uint32_t n) const {
+    return as<float>(memory_ + Config::kMaxOffset) + n % Config::kStages * Config::kRows;
+  }
+  /// Returns the factor of each row's outputs.
+  MLA_DEVICE float* row_values() const { return as<float>(memory_ + Config::kRowOffset); }
+  /// Returns the sums of P over the keys of a math warpgroup's steps, for each row.
+  MLA_DEVICE float* row_sums(int group) const {
+    return as<float>(memory_ + Config::kSumOffset) + group * Config::kRows;
+  }
+  /// Return whether step n has masks, and the masks, in which a bit says that the row sees the key.
+  MLA_DEVICE uint32_t& masked(uint32_t n) const {
+    return as<uint32_t>(memory_ + Config::kMaskedOffset)[n % Config::kStages];
+  }
+  MLA_DEVICE uint64_t* masks(uint32_t n) const {
+    return as<uint64_t>(memory_ + Config::kMaskOffset) + n % Config::kStages * Config::kRows;
+  }
+  /// Returns the state of the thread that describes units.
+  MLA_DEVICE UnitWalk& walk() const { return *as<UnitWalk>(memory_ + Config::kWalkOffset); }
+
+  /// Return the number of the warp among the math warps, and in its warpgroup.
+  MLA_DEVICE static int math_warp() { return ptx::warp<Config::kReadsIndexAnew>() - Config::kFirstMathWarp; }
+  MLA_DEVICE static int score_warp() { return math_warp() % Config::kGroupWarps; }
+
+ private:
+  MLA_DEVICE ptx::SharedAddress barrier(uint32_t place) const {
+    return shared_ + Config::kBarrierOffset + place * kMbarrierBytes;
+  }
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

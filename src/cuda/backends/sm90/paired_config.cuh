@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// This is the configuration of the wgmma kernel for dense rows of 16 bits: the sizes of a block, and the map of its
+// shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/absorbed_units.cuh"
+#include "mla/types.h"
+
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
+
+/// A block multiplies 64 query rows with rows of 512 latent channels and 64 rotary ones, of the queries' type.
+template <DType kType_>
+struct PairedConfig {
+  static constexpr bool kQuantized = false;
+  static constexpr DType kType = kType_;  // all operands have this type
+  static constexpr int kRows = 64;        // query rows of a block
+  static constexpr int kKeys = 64;        // keys of one step
+  static constexpr int kPlanKeys = kKeys;
+  static constexpr int kLatentDims = 512, kRopeDims = 64;
+
+  // One warpgroup loads rows. Each of the other two computes scores and P of every second step, and the values of half
+  // of the channels of all steps.
+  static constexpr int kGroupWarps = 4, kGroupThreads = kGroupWarps * kWarpSize;
+  static constexpr int kMaskWarp = 1;  // of the load warpgroup; warp 0 loads rows
+  static constexpr int kFirstMathWarp = kGroupWarps, kMathGroups = 2, kMathWarps = kMathGroups * kGroupWarps;
+  static constexpr int kWarps = kFirstMathWarp + kMathWarps;
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kMinBlocks = 1;
+  static constexpr bool kReadsIndexAnew = true;
+  static constexpr int kLoadRegisters = 24, kMathRegisters = 240;
+  static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= 65536 / kGroupThreads);
+
+  // A tile holds 64 rows as pieces of 64 channels: rows of 128 bytes, swizzled as wgmma reads them and as tensor copies
+  // write them. The ninth piece has the rotary channels.
+  static constexpr int kPieceDims = 64, kPieceRowBytes = kPieceDims * 2, kPieceBytes = kKeys * kPieceRowBytes;
+  static constexpr int kLatentPieces = kLatentDims / kPieceDims, kPieces = kLatentPieces + 1;
+  static constexpr int kTileBytes = kPieces * kPieceBytes;
+  static constexpr int kEightRowsBytes = 8 * kPieceRowBytes;  // an atom of the swizzle
+  static constexpr int kRopeOffset = kLatentPieces * kPieceBytes;
+  static constexpr int kStages = 2;  // no more fit beside the queries
+
+  // P [64 rows, 64 keys] takes the place of the step's rotary channels, which nobody needs once the scores are
+  // computed.
+  static_assert(kRows * kKeys * 2 == kPieceBytes);
+
+  // A math warpgroup has all rows and half of the output channels.
+  static constexpr int kGroupPieces = kLatentPieces / kMathGroups;
+  static constexpr int kOutputDims = kLatentDims / kMathGroups, kOutputTiles = kOutputDims / 8;
+
+  // The mbarriers have these places behind kBarrierOffset, in units of kMbarrierBytes.
+  enum Barrier : int {
+    kKvFull = 0,                                // [stage][piece]
+    kKvEmpty = kKvFull + kStages * kPieces,     // [stage][half of the latent channels]
+    kSDone = kKvEmpty + kStages * kMathGroups,  // [stage]
+    kPFull = kSDone + kStages,                  // [stage]
+    kNumBarriers = kPFull + kStages
+  };
+  // These are barriers of bar.sync; number 0 is that of the whole block.
+  enum NamedBarrier : int { kMathBarrier = 1, kGroupBarrier };  // the latter: one for each math warpgroup
+
+  // These are offsets in shared memory, in bytes.
+  static constexpr int kQueryOffset = 0;
+  static constexpr int kStageOffset = kQueryOffset + kTileBytes;
+  static constexpr int kBarrierOffset = kStageOffset + kStages * kTileBytes;
+  static constexpr int kUnitBarrierOffset = kBarrierOffset + kNumBarriers * kMbarrierBytes;
+  static constexpr int kMaskOffset = kUnitBarrierOffset + kUnitBarriers * kMbarrierBytes;  // [stage][row], a bit a key
+  static constexpr int kMaxOffset = kMaskOffset + kStages * kRows * (kKeys / 8);           // f32 maxima of two steps
+  static constexpr int kFactorOffset = kMaxOffset + kStages * kRows * 4;                   // f32 factors of two steps
+  static constexpr int kSumOffset = kFactorOffset + kStages * kRows * 4;                   // f32 sums of each warpgroup
+  static constexpr int kRowOffset = kSumOffset + kMathGroups * kRows * 4;                  // f32 factors of outputs
+  static constexpr int kFlagOffset = kRowOffset + kRows * 4;                 // bytes, [stage][warp of a warpgroup]
+  static constexpr int kMaskedOffset = kFlagOffset + kStages * kGroupWarps;  // a word for each stage
+  static constexpr int kUnitOffset = (kMaskedOffset + kStages * 4 + 15) / 16 * 16;
+  static constexpr int kUnitNumberOffset = kUnitOffset + kUnitPlaces * kUnitBytes;
+  static constexpr int kWalkOffset = (kUnitNumberOffset + kWarps * 4 + 7) / 8 * 8;
+  static constexpr int kSharedBytes = kWalkOffset + sizeof(UnitWalk);
+  static_assert(kSharedBytes <= kSharedBytesPerBlock);
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+// The math role of the wgmma kernel for dense rows of 16 bits is two warpgroups, which take turns with the scores of
+// steps, and each of which has the values of half of the channels.
+#pragma once
+
+#include "cuda/attention/poison.cuh"
+#include "cuda/attention/warpgroup_scores.cuh"
+#include "cuda/backends/sm90/paired_block.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace mla::MLA_CUDA_NAMESPACE::sm90 {
+
+/// kGroup is the number of the warpgroup, so that all addresses of operands are known when the kernel is compiled.
+template <class Config, int kGroup>
+class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
+  using Block = PairedBlock<Config>;
+  using Base = WarpgroupScores<Config, Block>;
+  using Base::kScores, Base::kLaneRowStep, Base::lane_row, Base::lane_column, Base::row_of, Base::chain_of;
+  using Block::args_, Block::unit, Block::math_warp, Block::score_warp;
+
+ public:
+  using Block::next_unit;
+
+  MLA_DEVICE explicit PairedMathRole(const PairedArgs& args) : Base(args.args) {}
+
+  MLA_DEVICE void compute() {
+    load_queries();
+    MLA_UNROLL
+    for (ScoreState& state : states_) state = {};
+    scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
+    MLA_UNROLL
+    for (float& output : outputs_) output = 0.0F;
+    // The compiler takes what all lanes read from one of them for the same in the whole warp, and so keeps addresses of
+    // operands in uniform registers.
+    const StepRange steps = {ptx::shuffle(unit().steps.begin, 0), ptx::shuffle(unit().steps.end, 0)};
+    // The first step is code of its own: with a condition on the values before it, ptxas 13.0 serializes all products
+    // of the kernel (C7514, C7518).
+    uint32_t n = steps.begin;
+    if (n % Config::kMathGroups == kGroup && n < steps.end) {
+      float s[kScores];
+      uint32_t p[kSteps][4];
+      issue_scores<0, Config::kPieces>(s, n);
+      wait_for_scores(s);
+      softmax(s, p, n, false);
+      add_own(p);
+      ++n;
+    }
+    // Step n is the other warpgroup's, whose values come before those of the own step n + 1. They are issued between
+    // the halves of the own scores, since the second half of the rows comes when the other warpgroup has given it back.
+    MLA_NO_UNROLL
+    for (; n + 1 < steps.end; n += Config::kMathGroups) {
+      float s[kScores];
+      uint32_t p[kSteps][4];
+      issue_scores<0, Config::kGroupPieces>(s, n + 1);
+      issue_other(n);
+      issue_scores<Config::kGroupPieces, Config::kPieces>(s, n + 1);
+      wait_for_scores(s);
+      ptx::wgmma_hold(outputs_);
+      release(kOther);
+      softmax(s, p, n + 1, true);
+      add_own(p);
+    }
+    if (n < steps.end) {
+      issue_other(n);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_hold(outputs_);
+      release(kOther);
+    }
+    finish(steps);
+    Block::leave_unit();
+  }
+
+ private:
+  static constexpr uint32_t kOwn = kGroup, kOther = kGroup ^ 1;  // stages of the own steps and of the other ones
+  static constexpr int kSteps = Config::kKeys / 16;              // products that add the values of a step
+
+  MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kGroupBarrier + kGroup, Config::kGroupThreads); }
+  MLA_DEVICE static void sync_math() { ptx::sync_threads(Config::kMathBarrier, Config::kMathWarps * kWarpSize); }
+
+  // Queries.
+
+  /// Copies the queries, without a cache hint: with one, ptxas 13.0 writes an instruction that faults, because the
+  /// shared address lies in a uniform register (docs/notebook/2026-11-29-paired-again.md).
+  MLA_DEVICE void load_queries() const {
+    constexpr int kTurnRows = 4, kCopiedRows = Config::kRows / Config::kMathWarps;
+    const int chunk = ptx::lane() & 7;
+    MLA_UNROLL
+    for (int turn = 0; turn < kCopiedRows / kTurnRows; ++turn) {
+      const int r = math_warp() * kCopiedRows + turn * kTurnRows + (ptx::lane() >> 3);
+      const QueryRow row = unit().rows.row(args_, r);
+      const bool valid = row.token >= 0;
+      const auto at = [&](const void* base, int64_t stride_token, int64_t stride_head) {
+        return static_cast<const std::byte*>(base) +
+               (valid ? (row.token * stride_token + row.head * stride_head) * 2 : 0) + chunk * kChunkBytes;
+      };
+      const std::byte* const latent = at(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head);
+      const std::byte* const rope = at(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+      const ptx::SharedAddress to = Block::queries() + tile_offset<Config::kPieceRowBytes>(r, chunk);
+      MLA_UNROLL
+      for (int piece = 0; piece < Config::kPieces; ++piece)
+        ptx::cp_async_16(to + static_cast<uint32_t>(piece * Config::kPieceBytes),
+                         piece < Config::kLatentPieces ? latent + piece * Config::kPieceRowBytes : rope, valid);
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_proxy();
+    sync_math();
+  }
+
+  // Scores.
+
+  MLA_DEVICE static uint64_t rows_descriptor(ptx::SharedAddress tile) {
+    return ptx::matrix_descriptor(tile, 0, Config::kEightRowsBytes, ptx::Swizzle::k128);
+  }
+
+  /// Issues products of the own step n, those of pieces kBegin ... kEnd - 1 in the order in which they come.
+  template <int kBegin, int kEnd>
+  MLA_DEVICE void issue_scores(float (&s)[kScores], uint32_t n) const {
+    const uint64_t queries = rows_descriptor(Block::queries()), keys = rows_descriptor(Block::stage(kOwn));
+    MLA_UNROLL
+    for (int i = kBegin; i < kEnd; ++i) {
+      const int piece = Block::piece_of(kGroup, i);
+      ptx::mbarrier_wait(Block::kv_full(kOwn, piece), Block::parity(n));
+      ptx::wgmma_hold(s);
+      ptx::wgmma_fence();
+      MLA_UNROLL
+      for (int step = 0; step < Config::kPieceDims / 16; ++step) {
+        const int at = piece * Config::kPieceBytes + step * 32;
+        wgmma<Config::kType, Config::kKeys>(s, ptx::advance(queries, at), ptx::advance(keys, at), i > 0 || step > 0);
+      }
+      ptx::wgmma_commit();
+    }
+  }
+
+  /// Waits for the own scores, and hides keys.
+  MLA_DEVICE void wait_for_scores(float (&s)[kScores]) {
+    const uint32_t masked = Block::masked(kOwn);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(s);
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::s_done(kOwn));
+    has_poison_ = false;
+    if (ptx::any(masked != 0)) [[unlikely]]
+      hide(s);
+  }
+
+  /// Hides keys that a row does not see, and finds whether any of their scores is not finite.
+  MLA_DEVICE void hide(float (&s)[kScores]) {
+    constexpr int kWords = Config::kKeys / 32, kWordScores = kScores / kWords;
+    float hidden = 0.0F;  // becomes NaN
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const auto* const words = reinterpret_cast<const uint32_t*>(Block::masks(kOwn) + lane_row() + r * kLaneRowStep);
+      MLA_UNROLL
+      for (int word = 0; word < kWords; ++word) {
+        const uint32_t seen = words[word] >> lane_column();
+        MLA_UNROLL
+        for (int pair = 0; pair < kWordScores / 4; ++pair) MLA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& score = s[word * kWordScores + pair * 4 + r * 2 + i];
+          const bool sees = (seen & 1U << (pair * 8 + i)) != 0;
+          hidden += (sees ? 0.0F : score) * 0.0F;
+          score = sees ? score : kNoKey;
+        }
+      }
+    }
+    has_poison_ =
+        ptx::any(ptx::sync_threads_any(Config::kGroupBarrier + kGroup, Config::kGroupThreads, hidden != 0.0F));
+  }
+
+  /// Turns the scores of step n into P, raises the rows' maxima, and hands both to the other warpgroup.
+  MLA_DEVICE void softmax(float (&s)[kScores], uint32_t (&p)[kSteps][4], uint32_t n, bool has_before) {
+    float base[2];
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r) base[r] = has_before ? Block::maxima(kOther)[lane_row() + r * kLaneRowStep] : kNoKey;
+    float largest[2];
+    Base::find_lane_largest(s, largest);
+    MLA_UNROLL
+    for (float& logit : largest) logit *= scale_;
+    rescales_ = ptx::any(states_[0].max != base[0] || states_[1].max != base[1] || largest[0] > base[0] + kHeadroom ||
+                         largest[1] > base[1] + kHeadroom);
+    if (rescales_) [[unlikely]]
+      raise(largest, base);
+    if ((ptx::lane<true>() & 3) == 0) {
+      MLA_UNROLL
+      for (int r = 0; r < 2; ++r) Block::maxima(kOwn)[lane_row() + r * kLaneRowStep] = base[r];
+    }
+    if (ptx::lane<true>() == 0)
+      ptx::store_shared(
+          Block::flags(kOwn) + static_cast<uint32_t>(score_warp()),
+          static_cast<uint8_t>((rescales_ ? Block::kRescales : 0) | (has_poison_ ? Block::kHasPoison : 0)));
+    MLA_UNROLL
+    for (float& of_row : base) of_row = finite_or_zero(of_row);
+    float sums[2][4] = {};
+    MLA_UNROLL
+    for (int i = 0; i < kScores; ++i) {
+      s[i] = ptx::exp2_approx(s[i] * scale_ - base[row_of(i)]);
+      sums[row_of(i)][chain_of(i)] += s[i];
+    }
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r) states_[r].sum += (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+    const ptx::SharedAddress row = Block::p_tile(kOwn) + static_cast<uint32_t>(lane_row() * Config::kPieceRowBytes) +
+                                   static_cast<uint32_t>(lane_column() * 2);
+    const int swizzle = lane_row() & 7;
+    ptx::mbarrier_wait(Block::s_done(kOwn), Block::parity(n));  // P replaces the rotary channels
+    MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step) MLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      p[step][i] = pack<Config::kType>(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
+      ptx::store_shared(row + static_cast<uint32_t>(((step * 2 + i / 2) ^ swizzle) * kChunkBytes +
+                                                    i % 2 * kLaneRowStep * Config::kPieceRowBytes),
+                        p[step][i]);
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_warp();
+    if (ptx::lane<true>() == 0) ptx::mbarrier_arrive(Block::p_full(kOwn));
+  }
+
+  /// Raises the rows' maxima where the step's logits exceed the headroom, and brings the lane's sums to them.
+  MLA_DEVICE void raise(float (&largest)[2], float (&base)[2]) {
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = quad_max(largest[r]);
+      ScoreState outputs{base[r], 0.0F};
+      factor_[r] = outputs.is_outgrown_by(largest[r], kHeadroom) ? outputs.raise(largest[r]) : 1.0F;
+      base[r] = outputs.max;
+      if (states_[r].max != base[r]) states_[r].raise(base[r]);
+      if ((ptx::lane<true>() & 3) == 0) Block::factors(kOwn)[lane_row() + r * kLaneRowStep] = factor_[r];
+    }
+  }
+
+  // Values.
+
+  /// Returns the descriptor of the warpgroup's channels of a stage.
+  MLA_DEVICE uint64_t values_descriptor(uint32_t stage) const {
+    return ptx::matrix_descriptor(
+        Block::stage(stage) + static_cast<uint32_t>(kGroup * Config::kGroupPieces * Config::kPieceBytes),
+        Config::kPieceBytes, Config::kEightRowsBytes, ptx::Swizzle::k128);
+  }
+  static constexpr int kStepBytes = 2 * Config::kEightRowsBytes;  // of 16 keys of a piece
+
+  /// Issues the values of step n, which is the other warpgroup's.
+  MLA_DEVICE void issue_other(uint32_t n) {
+    ptx::mbarrier_wait(Block::p_full(kOther), Block::parity(n));
+    const auto flags = ptx::load_shared<uint32_t>(Block::flags(kOther));
+    if (ptx::any(flags != 0)) [[unlikely]] {
+      if ((flags >> (8 * score_warp()) & Block::kRescales) != 0) {
+        const float* const factors = Block::factors(kOther) + lane_row();
+        rescale({factors[0], factors[kLaneRowStep]});
+      }
+      if ((flags & Block::kHasPoison) != 0) silence_poison(kOther);
+    }
+    const uint64_t p = rows_descriptor(Block::p_tile(kOther)), values = values_descriptor(kOther);
+    ptx::wgmma_hold(outputs_);
+    ptx::wgmma_fence();
+    MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step)
+      wgmma<Config::kType, Config::kOutputDims, true>(outputs_, ptx::advance(p, step * 32),
+                                                      ptx::advance(values, step * kStepBytes), true);
+    ptx::wgmma_commit();
+  }
+
+  /// Adds the values of the own step, whose P the warpgroup has in registers.
+  MLA_DEVICE void add_own(uint32_t (&p)[kSteps][4]) {
+    if (rescales_) [[unlikely]]
+      rescale(factor_);
+    if (has_poison_) [[unlikely]]
+      silence_poison(kOwn);
+    ptx::wgmma_hold(outputs_);
+    ptx::wgmma_hold(p);
+    ptx::wgmma_fence();
+    const uint64_t values = values_descriptor(kOwn);
+    MLA_UNROLL
+    for (int step = 0; step < kSteps; ++step)
+      wgmma<Config::kType, Config::kOutputDims, true>(outputs_, p[step], ptx::advance(values, step * kStepBytes), true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(outputs_);
+    release(kOwn);
+  }
+
+  /// Gives back the warpgroup's half of a stage.
+  MLA_DEVICE void release(uint32_t stage) const {
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::kv_empty(stage, kGroup));
+  }
+
+  MLA_DEVICE void rescale(const float (&factor)[2]) {
+    MLA_UNROLL
+    for (int i = 0; i < kOutputs; ++i) outputs_[i] *= factor[row_of(i)];
+  }
+
+  /// Clears values of a stage that are not finite, among the warpgroup's channels, of which a warp has one piece.
+  MLA_DEVICE void silence_poison(uint32_t stage) const {
+    const ptx::SharedAddress piece =
+        Block::stage(stage) +
+        static_cast<uint32_t>((kGroup * Config::kGroupPieces + score_warp()) * Config::kPieceBytes);
+    silence_values<Config::kType>(Config::kPieceBytes / 2, [&](int i) { return piece + static_cast<uint32_t>(i * 2); });
+    ptx::fence_async_proxy();
+    sync_group();
+  }
+
+  // The end of a unit.
+
+  /// Stores outputs, or a partial state, for which nobody waits: its channels need no factor.
+  MLA_DEVICE void finish(StepRange steps) {
+    const bool partial = ptx::any(unit().slot >= 0);
+    if (partial) for_each_row([](const auto& row, int, const auto& pair) { row.store_partial(pair); });
+    float end[2] = {kNoKey, kNoKey};
+    if (steps.begin < steps.end) {
+      MLA_UNROLL
+      for (int r = 0; r < 2; ++r) end[r] = Block::maxima(steps.end - 1)[lane_row() + r * kLaneRowStep];
+    }
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (states_[r].max != end[r]) states_[r].raise(end[r]);
+      float sum = states_[r].sum;
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      if ((ptx::lane<true>() & 3) == 0) Block::row_sums(kGroup)[lane_row() + r * kLaneRowStep] = sum;
+    }
+    sync_math();
+    const int row = math_warp() * kWarpSize + ptx::lane<true>();
+    if (row < Config::kRows) {
+      const float base = steps.begin < steps.end ? Block::maxima(steps.end - 1)[row] : kNoKey;
+      const RowEnd<Config> of_row(args_, unit(), row,
+                                  ScoreState{base, Block::row_sums(0)[row] + Block::row_sums(1)[row]});
+      Block::row_values()[row] = of_row.output_factor();
+      of_row.store_stats(args_);
+    }
+    if (partial) return;
+    sync_math();
+    for_each_row([&](const auto& of_row, int r, const auto& pair) {
+      of_row.template store<true>(Block::row_values()[r], pair);
+    });
+  }
+
+  /// Calls f(row, r, pair) for both rows of the lane: the ResultRow, its number in the block, and what it stores.
+  template <class F>
+  MLA_DEVICE void for_each_row(const F& f) {
+    MLA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      ptx::wgmma_hold(outputs_);  // addresses of the second row are not computed before the first row is stored
+      const int r = lane_row() + i * kLaneRowStep;
+      f(ResultRow<Config, Config::kOutputTiles>(args_, unit(), r, kGroup * Config::kOutputDims + lane_column()), r,
+        [&](int tile, float& low, float& high) {
+          low = outputs_[tile * 4 + i * 2];
+          high = outputs_[tile * 4 + i * 2 + 1];
+        });
+    }
+  }
+
+  static constexpr int kOutputs = Config::kOutputDims / 2;
+
+  ScoreState states_[2];  // of the lane's rows, over its keys of the warpgroup's own steps
+  float factor_[2];       // by which outputs are multiplied before those of the own step
+  bool rescales_;         // whether a row of the warp has such a factor that is not 1
+  bool has_poison_;       // whether values of the own step that are not finite must be cleared
+  float outputs_[kOutputs];
+  float scale_;  // factor from scores to base-2 logits, positive: only e4m3 queries have a scale
+};
+
+}  // namespace mla::MLA_CUDA_NAMESPACE::sm90
