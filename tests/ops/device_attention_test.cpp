@@ -200,6 +200,7 @@ TEST_P(DecodeOnDevice, RandomProblems) {
 // Requests of more than 64 rows in caches with room for many tokens have a kernel of their own in cuda_sm90.
 bool has_kernel_for_long_caches(const std::string& row) { return row == "cuda_sm90"; }
 
+/// Gives a cache so many pages that this kernel is chosen. That of many requests would be large, and stays as it is.
 void make_room(DecodeSpec& spec) {
   constexpr int32_t kTokens = 4096, kMostRequests = 4;
   const auto requests = static_cast<int32_t>(spec.kv_len.size());

@@ -72,10 +72,11 @@ enum UnitBarrier : int {
   kUnitBarriers = kUnitEmpty + kUnitPlaces
 };
 
-/// Says who finds a unit's unmasked steps: if true, the softmax warps do, while the first rows load; if false, the
-/// thread that describes the unit does, before the first load. With true the first rows of 16-bit caches are issued
-/// about a microsecond sooner (a part of 84.7 to 82.0 us for 128 heads, batch 64, kv 2k; H200, 2026-11-21). Quantized
-/// rows were decoded 5 % slower with true, by the same instructions; the cause is not known (H200, 2026-11-21).
+/// Says who finds a unit's unmasked steps: if true, the softmax warps do (of the paired kernel the mask warp), while
+/// the first rows load; if false, the thread that describes the unit does, before the first load. With true the first
+/// rows of 16-bit caches are issued about a microsecond sooner (a part of 84.7 to 82.0 us for 128 heads, batch 64, kv
+/// 2k; H200, 2026-11-21). Quantized rows were decoded 5 % slower with true, by the same instructions; the cause is not
+/// known (H200, 2026-11-21).
 template <class Config>
 inline constexpr bool kUnmaskedStepsLater = !Config::kQuantized;
 
@@ -167,7 +168,7 @@ class AbsorbedUnits {
   /// Returns the number of the warp's unit. It is kept in shared memory because registers are short.
   MLA_DEVICE int unit_number() const { return *number_of_warp(); }
 
-  /// A softmax warp calls this before it reads unit().unmasked. All softmax warps write the same values.
+  /// A warp calls this before it reads unit().unmasked. All warps that do write the same values.
   MLA_DEVICE void find_unmasked_steps() const {
     if constexpr (kUnmaskedStepsLater<Config>) {
       if (ptx::lane() == 0) unit().template find_unmasked_steps<Config>(args_);

@@ -54,9 +54,11 @@ class PairedLoadRole : PairedBlock<Config> {
   /// Returns where the rows of a box of the unit lie. Boxes behind the last key, which nobody sees, and pages that do
   /// not exist are those of page 0, so that no copy leaves the cache.
   MLA_DEVICE PagePlace place_of_box(int box) const {
-    const int32_t key = unit().segment.key_begin + box * paired_.box_rows;
-    if (key >= unit().keys.length[0]) return {0, 0};
-    PagePlace at = place_in_pages(key, args_.pools[0].page_size);
+    // Boxes of lanes behind the last one may begin behind the largest int32_t.
+    const uint32_t key =
+        static_cast<uint32_t>(unit().segment.key_begin) + static_cast<uint32_t>(box * paired_.box_rows);
+    if (key >= static_cast<uint32_t>(unit().keys.length[0])) return {0, 0};
+    PagePlace at = place_in_pages(static_cast<int32_t>(key), args_.pools[0].page_size);
     const int32_t page = unit().keys.entries[0][at.page];
     at.page = static_cast<uint32_t>(page) < args_.pools[0].cache.num_pages ? page : 0;
     return at;
@@ -115,14 +117,15 @@ class PairedLoadRole : PairedBlock<Config> {
 
   MLA_DEVICE void mask_step(uint32_t n) const {
     const int32_t first = unit().template first_key<Config>(n);
-    const int32_t end = std::min(first + Config::kKeys, unit().keys.length[0]);
+    const uint32_t end =
+        std::min(static_cast<uint32_t>(first) + uint32_t{Config::kKeys}, static_cast<uint32_t>(unit().keys.length[0]));
     MLA_NO_UNROLL
     for (int r = ptx::lane(); r < Config::kRows; r += kWarpSize) {
       const RowScores row(args_, unit().segment, unit().rows.row(args_, r));
       uint64_t mask = 0;
       MLA_NO_UNROLL
-      for (int32_t key = first; key < end; ++key)
-        if (row.sees(key)) mask |= uint64_t{1} << (key - first);
+      for (auto key = static_cast<uint32_t>(first); key < end; ++key)
+        if (row.sees(static_cast<int32_t>(key))) mask |= uint64_t{1} << (key - static_cast<uint32_t>(first));
       Block::masks(n)[r] = mask;
     }
   }
