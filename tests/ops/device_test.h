@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend_test.h"
+#include "kernels_seen.h"
 
 namespace mla {
 
@@ -153,6 +154,14 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
       EXPECT_TRUE(outcome.ok) << device() << ": " << outcome.line();
       EXPECT_EQ(outcome.backend, row());
     });
+  }
+
+  /// Checks a problem that a certain kernel of the row computes.
+  template <class Spec>
+  void expect_ok_by(const char* kernel, const Spec& spec) {
+    const KernelsSeen seen;
+    expect_ok(spec);
+    EXPECT_TRUE(seen.contains(kernel)) << "another kernel computed it";
   }
 
   /// Checks the outputs of a case of a spec that was made fit, changed by the test and run.
