@@ -43,9 +43,6 @@ KNOWN_SPILLS = (
     # Of quantized rows of cuda_sm90, whose warps share 128 registers a thread and have a loop for each kind of rows: a
     # flag of the score warps, loaded twice at the end of a unit, and a word of the loop for e2m1 in clusters.
     (re.compile(r"sm9014AbsorbedKernelINS2_14AbsorbedConfigILi512E\w+KeyKindE2\w+ \(sm_90a\)"), (8, 12)),
-    # Of long dense rows, whose load warps have 24 registers: addresses, and what the mask warp knows of a row. The math
-    # warps spill nothing.
-    (re.compile(r"sm9012PairedKernel\w+ \(sm_90a\)"), (124, 240, 80)),
     # Of 64 rows, warps of cuda_bulk that share 128 registers a thread. For sm_100a, whose cubins run on 10.0 alone, nvcc
     # 13.0 spilled nothing; for the family it keeps fewer addresses in uniform registers
     # (docs/notebook/2026-11-23-families.md). With 256 channels it stores 4 bytes and loads 64, with 512 24 and 84.

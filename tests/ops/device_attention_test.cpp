@@ -197,8 +197,10 @@ TEST_P(DecodeOnDevice, RandomProblems) {
     expect_random(turns_of(format, 16), [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
 }
 
-// Requests of more than 64 rows in caches with room for many tokens have a kernel of their own in cuda_sm90.
-bool has_kernel_for_long_caches(const std::string& row) { return row == "cuda_sm90"; }
+// cuda_sm90 has another kernel for requests of more than 64 rows in caches with room for many tokens, and for many
+// queries with wide lists of keys.
+constexpr const char* kPairedKernel = "sm90_paired";
+bool has_paired_kernel(const std::string& row) { return row == "cuda_sm90"; }
 
 /// Gives a cache so many pages that this kernel is chosen. That of many requests would be large, and stays as it is.
 void make_room(DecodeSpec& spec) {
@@ -208,7 +210,7 @@ void make_room(DecodeSpec& spec) {
 }
 
 TEST_P(DecodeOnDevice, LongCaches) {
-  if (!has_kernel_for_long_caches(row())) GTEST_SKIP() << row() << " has no kernel of its own for them";
+  if (!has_paired_kernel(row())) GTEST_SKIP() << row() << " has no such kernel";
   for (int32_t page_size : {64, 128, 8, 24, 16})
     for (bool causal : {true, false}) {
       DecodeSpec spec = small_decode(page_size == 128 ? CacheFormat::kF16 : CacheFormat::kBF16);
@@ -218,24 +220,28 @@ TEST_P(DecodeOnDevice, LongCaches) {
       spec.kv_len = {330, 64, 197};
       spec.causal = causal;
       make_room(spec);
-      expect_ok(spec);
+      expect_ok_by(kPairedKernel, spec);
       spec.options.window_left = 70;
-      expect_ok(spec);
+      expect_ok_by(kPairedKernel, spec);
     }
   DecodeSpec spec = small_decode();
   spec.num_heads = 128;
-  spec.kv_len = {0, 1, 65};
-  make_room(spec);
-  expect_ok(spec);
+  for (int32_t rotary : {64, 0}) {
+    spec.cache.d_qk = 512 + rotary;
+    spec.kv_len = {0, 1, 65};
+    make_room(spec);
+    expect_ok_by(kPairedKernel, spec);
+  }
+  spec.cache.d_qk = 576;
   for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
     spec.kv_len = {700, 128, 129};
     spec.score_std = std;
-    expect_ok(spec);
+    expect_ok_by(kPairedKernel, spec);
   }
 }
 
 TEST_P(DecodeOnDevice, RandomProblemsInLongCaches) {
-  if (!has_kernel_for_long_caches(row())) GTEST_SKIP() << row() << " has no kernel of its own for them";
+  if (!has_paired_kernel(row())) GTEST_SKIP() << row() << " has no such kernel";
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
     expect_random(turns_of(format, 16), [&](uint64_t seed) {
       DecodeSpec spec = kit::random_decode_spec(seed, format);
@@ -412,6 +418,41 @@ TEST_P(DecodeSparseOnDevice, HeadsAndWidths) {
     }
 }
 
+/// Returns a problem of which every query has at least 1,536 indices, most of which topk_length cuts off.
+DecodeSparseSpec wide_lists(CacheFormat format) {
+  DecodeSparseSpec spec = small_sparse(format);
+  spec.num_heads = 100;
+  spec.q_len = std::vector<int32_t>(12, 1);
+  spec.pool.topk = 1600;
+  spec.pool.topk_length = kit::LengthForm::kPerToken;
+  spec.pool.lengths = {0, 1, 63, 64, 65, 128, 129, 200, 5, 300, 2, 64};
+  return spec;
+}
+
+TEST_P(DecodeSparseOnDevice, WideLists) {
+  if (!has_paired_kernel(row())) GTEST_SKIP() << row() << " has no such kernel";
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+    for (int32_t rotary : {64, 0}) {
+      DecodeSparseSpec spec = wide_lists(format);
+      spec.pool.cache.d_qk = 512 + rotary;
+      expect_ok_by(kPairedKernel, spec);
+      spec.want_max_logits = spec.options.attn_sink = true;
+      spec.pool.empty_share = 0.2;
+      expect_ok_by(kPairedKernel, spec);
+      spec.extra_pool = spec.pool;
+      spec.extra_pool->topk = 70;
+      spec.extra_pool->cache.page_size = 2;
+      spec.pool.lengths = {700, 64, 0};  // splits
+      expect_ok_by(kPairedKernel, spec);
+    }
+  for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
+    DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
+    spec.score_std = std;
+    spec.want_max_logits = true;
+    expect_ok_by(kPairedKernel, spec);
+  }
+}
+
 TEST_P(DecodeSparseOnDevice, RandomProblems) {
   for (CacheFormat format : formats())
     expect_random(turns_of(format, 12), [&](uint64_t seed) { return kit::random_decode_sparse_spec(seed, format); });
@@ -479,6 +520,22 @@ TEST_P(PrefillSparseOnDevice, IndicesOfEveryKind) {
       spec.options.attn_sink = lengths;
       spec.kv_extra = lengths ? 3 : 0;
       expect_ok(spec);
+    }
+}
+
+TEST_P(PrefillSparseOnDevice, WideLists) {
+  if (!has_paired_kernel(row())) GTEST_SKIP() << row() << " has no such kernel";
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (int32_t extra : {0, 8}) {
+      PrefillSparseSpec spec;
+      spec.num_heads = 64;
+      spec.num_tokens = 24;
+      spec.num_keys = 300;
+      spec.topk = 1536;
+      spec.q_dtype = spec.o_dtype = spec.kv_dtype = dtype;
+      spec.topk_length = true;
+      spec.kv_extra = spec.q_token_extra = spec.o_head_extra = extra;
+      expect_ok_by(kPairedKernel, spec);
     }
 }
 

@@ -19,41 +19,68 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 }
 
 /// Returns whether the paired kernel is likely to be faster. It takes some 5,800 clocks for 128 keys of 64 rows instead
-/// of 7,100, but 2 to 3 us more for each run, and for each unit behind another. 128 heads, 32 requests of 1k, 2k and 8k
-/// tokens, 64 of 4k, 128 of 8k, 100 of 2,047: 37.3, 50.8, 135.6, 130.7, 499, 152.5 us instead of 34.5, 49.9, 148.3,
-/// 144.6, 551, 143.7; 64 heads, 64 of 4k: 102.7 instead of 97.0 (H200, 2026-11-29). How long requests are is not known
-/// here. Servers with many requests have full caches, so that a full cache stands for the lengths.
+/// of 7,100, but 2 to 3 us more for each run, and up to 3 us more for each unit behind another. Microseconds on an
+/// H200, 2026-11-29, instead of those of the other kernel:
+///   pages   128 heads, 32 requests of 1k, 2k and 8k tokens: 37.4, 52.0, 137.5 instead of 34.3, 50.1, 148; 100 of
+///   2,047:
+///           141.3 instead of 143.5; 64 heads, 64 of 4k: 102 instead of 96.5
+///   slots   4,096 queries over 32k rows, 128 heads, 2,048, 1,536 and 1,024 keys: 4,050, 3,220, 2,380 instead of 4,330,
+///           3,314, 2,300; 64 heads, 2,048: 2,110 instead of 2,210; 512 queries of 64 heads: 292 instead of 295; no
+///           rotary channels, 128 heads, 1,152 and 512 keys: 2,370, 1,340 instead of 2,510, 1,265 rows that mostly come
+///           from memory, 512 queries over 256k rows, 128 and 64 heads: 580, 330 instead of 568, 311
+/// How long requests are is not known here. Servers with many requests have full caches, so that a full cache stands
+/// for the lengths.
 template <class Config>
-bool is_long(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& device) {
+bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& device) {
+  if (args.batch_invariant) return false;
+  const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
+  if (args.sparse()) {
+    constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
+    const int64_t fewest_keys = args.d_qk > Config::kLatentDims ? 1536 : 1024;
+    int64_t keys = 0, slots = 0;
+    for (int i = 0; i < args.num_pools(); ++i) {
+      keys += args.pools[i].topk;
+      slots += args.pools[i].cache.num_slots();
+    }
+    return keys >= fewest_keys && args.num_tokens * keys >= kManyReads * slots &&
+           args.num_tokens * units_of(args.num_heads.value) >= kUnitsOfSm * device.num_sms;
+  }
+  if (args.batch_size == 0) return false;
   constexpr int64_t kFewestTokens = 4096, kSmsOfUnit = 3;
-  if (args.batch_invariant || args.batch_size == 0) return false;
   const int64_t rows = args.num_tokens * args.num_heads.value / args.batch_size;
-  const int64_t units = args.batch_size * ((rows + Config::kRows - 1) / Config::kRows);
-  return rows > Config::kRows && units * kSmsOfUnit >= device.num_sms &&
+  return rows > Config::kRows && args.batch_size * units_of(rows) * kSmsOfUnit >= device.num_sms &&
          args.pools[0].cache.num_slots() >= kFewestTokens * args.batch_size;
 }
 
-/// Describes the keys for tensor copies. Returns false where the paired kernel cannot compute the problem: it copies
-/// boxes of at least eight rows of a page, and queries 16 bytes at a time.
+/// Returns whether the paired kernel can compute rows of a pool: they are copied 16 bytes at a time.
+template <class Config>
+bool has_rows(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool) {
+  const core::Cache& cache = pool.cache;
+  return cache.ckv_dtype == Config::kType && cache.d_ckv == Config::kLatentDims &&
+         cache.d_ckv + cache.d_kpe == args.d_qk && (cache.d_kpe == 0 || cache.d_kpe == Config::kRopeDims) &&
+         pool.contiguous;
+}
+
+/// Describes the problem for the paired kernel. Returns false where it cannot compute it: of pages it copies boxes of
+/// at least eight rows, and queries 16 bytes at a time.
 template <class Config>
 bool describe(const cuda::Queue& queue, PairedArgs& params) {
   const cuda::AbsorbedArgs& args = params.args;
-  const cuda::KeyPool& pool = args.pools[0];
-  const core::Cache& cache = pool.cache;
+  for (int i = 0; i < args.num_pools(); ++i)
+    if (!has_rows<Config>(args, args.pools[i])) return false;
+  if (args.q_dtype != Config::kType || !copies_queries(args) || !needs_only_scale(args.options)) return false;
+  if (args.sparse()) return true;
+  const core::Cache& cache = args.pools[0].cache;
   constexpr int32_t kFewestBoxRows = 8;  // an atom of the swizzle
   params.box_rows = std::min(cache.page_size & -cache.page_size, Config::kKeys);
-  if (args.sparse() || cache.d_ckv != Config::kLatentDims || cache.d_kpe != Config::kRopeDims ||
-      args.q_dtype != Config::kType || params.box_rows < kFewestBoxRows || !pool.contiguous || !copies_queries(args) ||
-      !needs_only_scale(args.options))
-    return false;
-  return queue.make_tensor_map({.base = cache.ckv.base,
-                                .channels = Config::kLatentDims + Config::kRopeDims,
-                                .rows = cache.page_size,
-                                .heads = cache.num_pages,
-                                .row_stride = cache.ckv.stride_token,
-                                .head_stride = cache.ckv.stride_page,
-                                .box_rows = params.box_rows},
-                               params.keys);
+  return params.box_rows >= kFewestBoxRows && queue.make_tensor_map({.base = cache.ckv.base,
+                                                                     .channels = args.d_qk,
+                                                                     .rows = cache.page_size,
+                                                                     .heads = cache.num_pages,
+                                                                     .row_stride = cache.ckv.stride_token,
+                                                                     .head_stride = cache.ckv.stride_page,
+                                                                     .box_rows = params.box_rows},
+                                                                    params.keys);
 }
 
 /// Picks the kernel for AbsorbedProblem.
@@ -66,7 +93,7 @@ struct Kernels {
       static_assert(Config::kRows == Kernel::Config::kRows && Config::kPlanKeys == Kernel::Config::kPlanKeys &&
                     PairedKernel<Config>::kMinBlocks == Kernel::kMinBlocks && Kernel::kCluster == 1);
       PairedArgs params{.args = args, .keys = {}, .box_rows = 0};
-      if (is_long<Config>(args, queue.device()) && describe<Config>(queue, params)) {
+      if (is_faster<Config>(args, queue.device()) && describe<Config>(queue, params)) {
         shape.shared_bytes = Config::kSharedBytes;
         return mla::MLA_CUDA_NAMESPACE::launch<PairedKernel<Config>>(queue, shape, params);
       }

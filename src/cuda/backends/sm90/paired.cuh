@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// This kernel computes decode over dense rows of 16 bits by wgmma: 64 query rows against pages of a latent cache, whose
-// rows are key and value at once.
+// This kernel computes absorbed attention over rows of 16 bits by wgmma: 64 query rows against rows of a latent cache,
+// which are key and value at once.
 //
 // Grid: persistent; a block computes the segments of its worker (work_list.h), 64 keys a step. Its three warpgroups:
-//   load   one: a thread describes units, and issues tensor copies of rows, a piece of 64 channels at a time
+//   load   one: a thread describes units; queries come by cp.async; rows of pages by tensor copies, a piece of 64
+//          channels at a time, rows that are found by slots by cp.async
 //   math   two: each has the scores and P of every second step, and the values of half of the channels of all steps,
 //          accumulators in registers
 // Shared memory: [queries][two stages of 64 rows][barriers, maxima, factors, ...]; paired_config.cuh has the numbers.
 // What each role waits for, does, and arrives at, for unit u and step n:
-//   load   unit_empty(u - 2) -> describe u -> unit_full(u);  kv_empty(n - 2, half) -> pieces -> kv_full(n, piece)
-//   math   unit_full(u) -> queries;  for its own steps n:
+//   load   unit_empty(u - 2) -> describe u -> unit_full(u);  q_empty(u - 1) -> queries -> q_full(u);
+//          kv_empty(n - 2, half) -> pieces -> kv_full(n, piece)
+//   math   unit_full(u), q_full(u);  for its own steps n; behind the last scores -> q_empty(u):
 //          kv_full(n, piece) -> S(n);  p_full(n - 1) -> O += P(n - 1) V, which runs while S(n) -> P(n) -> p_full(n);
 //          -> kv_empty(n - 1, its half);  O += P(n) V, P in registers -> kv_empty(n, its half)
-// docs/kernels/cuda_sm90.md describes the kernel.
+// docs/kernels/cuda_sm90_paired.md describes the kernel.
 #pragma once
 
 #include "cuda/backends/sm90/paired_load.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roles of the wgmma kernel for dense rows of 16 bits share what is here: the map of shared memory, and the
-// barriers.
+// The roles of the paired wgmma kernel share what is here: the map of shared memory, and the barriers.
 #pragma once
 
+#include "cuda/attention/absorbed_load.cuh"
 #include "cuda/backends/sm90/paired_config.cuh"
 #include "cuda/backends/sm90/wgmma.cuh"
 #include "cuda/border/queue.h"
@@ -12,6 +12,7 @@ namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 struct PairedArgs {
   cuda::AbsorbedArgs args;
+  // Of dense attention only:
   cuda::TensorMap keys;  // of pages, which are the "heads" of the tensor
   int32_t box_rows;      // a power of two that divides the page size and the keys of a step
 };
@@ -28,13 +29,19 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
-        for (int piece = 0; piece < Config::kPieces; ++piece)
-          ptx::mbarrier_init(kv_full(stage, piece), piece < Config::kLatentPieces ? 1 : 2);
+        for (int piece = 0; piece < Config::kPieces; ++piece) {
+          const bool has_masks = piece >= Config::kLatentPieces;
+          const int of_pages = has_masks ? 2 : 1,
+                    of_slots = Config::kGroupThreads + (has_masks ? Config::kGroupWarps : 0);
+          ptx::mbarrier_init(kv_full(stage, piece), args_.sparse() ? of_slots : of_pages);
+        }
         for (int half = 0; half < Config::kMathGroups; ++half)
           ptx::mbarrier_init(kv_empty(stage, half), Config::kGroupWarps);
         ptx::mbarrier_init(s_done(stage), Config::kGroupWarps);
         ptx::mbarrier_init(p_full(stage), Config::kGroupWarps);
       }
+      ptx::mbarrier_init(q_full(), (Config::kGroupWarps - first_query_warp()) * kWarpSize);
+      ptx::mbarrier_init(q_empty(), Config::kMathWarps);
       Units::init_unit_barriers();
       ptx::fence_mbarrier_init();
     }
@@ -46,7 +53,8 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   using Units::args_, Units::memory_, Units::shared_;
 
   /// A phase of kv_full ends when a piece of step n's rows is in the stage. With the last piece, the rotary channels,
-  /// the step's masks are there, too.
+  /// the step's masks are there, too. Rows that are found by slots come in three parts, each of which has the barrier
+  /// of its first piece: all threads of the load warpgroup arrive for their copies.
   MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int piece) const {
     return barrier(Config::kKvFull + n % Config::kStages * Config::kPieces + static_cast<uint32_t>(piece));
   }
@@ -60,6 +68,14 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE ptx::SharedAddress s_done(uint32_t n) const { return barrier(Config::kSDone + n % Config::kStages); }
   MLA_DEVICE ptx::SharedAddress p_full(uint32_t n) const { return barrier(Config::kPFull + n % Config::kStages); }
   MLA_DEVICE static uint32_t parity(uint32_t n) { return n / Config::kStages & 1U; }
+  /// A phase of q_full ends when the queries of a unit are there, one of q_empty when no warp multiplies them any more.
+  MLA_DEVICE ptx::SharedAddress q_full() const { return barrier(Config::kQFull); }
+  MLA_DEVICE ptx::SharedAddress q_empty() const { return barrier(Config::kQEmpty); }
+  MLA_DEVICE static uint32_t query_parity(int unit) { return static_cast<uint32_t>(unit) & 1U; }
+
+  /// Returns the first of the load warps that copy queries.
+  MLA_DEVICE int first_query_warp() const { return args_.sparse() ? 0 : Config::kFirstQueryWarp; }
+  MLA_DEVICE bool has_rope() const { return args_.d_qk > Config::kLatentDims; }
 
   /// Returns the piece that is loaded and multiplied as number i: first the half of the channels that the owner's
   /// values free, which are free sooner, then the other half, then the rotary channels.
@@ -97,13 +113,16 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE float* row_sums(int group) const {
     return as<float>(memory_ + Config::kSumOffset) + group * Config::kRows;
   }
-  /// Return whether step n has masks, and the masks, in which a bit says that the row sees the key.
-  MLA_DEVICE uint32_t& masked(uint32_t n) const {
-    return as<uint32_t>(memory_ + Config::kMaskedOffset)[n % Config::kStages];
+  /// Returns a byte for each load warp that says whether some row does not see all of the warp's keys of step n.
+  MLA_DEVICE uint8_t* masked(uint32_t n) const {
+    return as<uint8_t>(memory_ + Config::kMaskedOffset) + n % Config::kStages * Config::kGroupWarps;
   }
+  /// Returns the masks of step n, in which a bit says that the row sees the key. In sparse attention all rows see the
+  /// keys that have a row, so that there is one mask: valid(n), 16 bits of each load warp.
   MLA_DEVICE uint64_t* masks(uint32_t n) const {
     return as<uint64_t>(memory_ + Config::kMaskOffset) + n % Config::kStages * Config::kRows;
   }
+  MLA_DEVICE uint16_t* valid(uint32_t n) const { return as<uint16_t>(reinterpret_cast<std::byte*>(masks(n))); }
   /// Returns the state of the thread that describes units.
   MLA_DEVICE UnitWalk& walk() const { return *as<UnitWalk>(memory_ + Config::kWalkOffset); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This is the configuration of the wgmma kernel for dense rows of 16 bits: the sizes of a block, and the map of its
+// This is the configuration of the paired wgmma kernel for rows of 16 bits: the sizes of a block, and the map of its
 // shared memory.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// A block multiplies 64 query rows with rows of 512 latent channels and 64 rotary ones, of the queries' type.
+/// A block multiplies 64 query rows with rows of 512 latent channels and 64 rotary ones or none, of the queries' type.
 template <DType kType_>
 struct PairedConfig {
   static constexpr bool kQuantized = false;
@@ -20,16 +20,17 @@ struct PairedConfig {
   static constexpr int kPlanKeys = kKeys;
   static constexpr int kLatentDims = 512, kRopeDims = 64;
 
-  // One warpgroup loads rows. Each of the other two computes scores and P of every second step, and the values of half
-  // of the channels of all steps.
+  // One warpgroup loads queries and rows. Each of the other two computes scores and P of every second step, and the
+  // values of half of the channels of all steps.
   static constexpr int kGroupWarps = 4, kGroupThreads = kGroupWarps * kWarpSize;
-  static constexpr int kMaskWarp = 1;  // of the load warpgroup; warp 0 loads rows
+  // With pages warp 0 of the load warpgroup loads rows, another one makes masks, and those behind it load queries.
+  static constexpr int kMaskWarp = 1, kFirstQueryWarp = 2;
   static constexpr int kFirstMathWarp = kGroupWarps, kMathGroups = 2, kMathWarps = kMathGroups * kGroupWarps;
   static constexpr int kWarps = kFirstMathWarp + kMathWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
   static constexpr bool kReadsIndexAnew = true;
-  static constexpr int kLoadRegisters = 24, kMathRegisters = 240;
+  static constexpr int kLoadRegisters = 72, kMathRegisters = 216;
   static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= 65536 / kGroupThreads);
 
   // A tile holds 64 rows as pieces of 64 channels: rows of 128 bytes, swizzled as wgmma reads them and as tensor copies
@@ -55,7 +56,9 @@ struct PairedConfig {
     kKvEmpty = kKvFull + kStages * kPieces,     // [stage][half of the latent channels]
     kSDone = kKvEmpty + kStages * kMathGroups,  // [stage]
     kPFull = kSDone + kStages,                  // [stage]
-    kNumBarriers = kPFull + kStages
+    kQFull = kPFull + kStages,
+    kQEmpty,
+    kNumBarriers
   };
   // These are barriers of bar.sync; number 0 is that of the whole block.
   enum NamedBarrier : int { kMathBarrier = 1, kGroupBarrier };  // the latter: one for each math warpgroup
@@ -71,8 +74,8 @@ struct PairedConfig {
   static constexpr int kSumOffset = kFactorOffset + kStages * kRows * 4;                   // f32 sums of each warpgroup
   static constexpr int kRowOffset = kSumOffset + kMathGroups * kRows * 4;                  // f32 factors of outputs
   static constexpr int kFlagOffset = kRowOffset + kRows * 4;                 // bytes, [stage][warp of a warpgroup]
-  static constexpr int kMaskedOffset = kFlagOffset + kStages * kGroupWarps;  // a word for each stage
-  static constexpr int kUnitOffset = (kMaskedOffset + kStages * 4 + 15) / 16 * 16;
+  static constexpr int kMaskedOffset = kFlagOffset + kStages * kGroupWarps;  // bytes, [stage][warp that loads rows]
+  static constexpr int kUnitOffset = (kMaskedOffset + kStages * kGroupWarps + 15) / 16 * 16;
   static constexpr int kUnitNumberOffset = kUnitOffset + kUnitPlaces * kUnitBytes;
   static constexpr int kWalkOffset = (kUnitNumberOffset + kWarps * 4 + 7) / 8 * 8;
   static constexpr int kSharedBytes = kWalkOffset + sizeof(UnitWalk);

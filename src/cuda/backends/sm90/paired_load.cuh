@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The load role of the wgmma kernel for dense rows of 16 bits. Its first warp describes units and issues tensor copies;
-// another warp finds which keys the rows see where not all rows see all keys of a step.
+// The load role of the paired wgmma kernel loads queries and rows. Rows of pages come by tensor copies, which one
+// thread issues; meanwhile another warp finds which keys the rows see where not all rows see all keys of a step. Rows
+// that are found by slots come by cp.async of all warps.
 #pragma once
 
 #include "cuda/backends/sm90/paired_block.cuh"
@@ -8,35 +9,79 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
 template <class Config>
-class PairedLoadRole : PairedBlock<Config> {
+class PairedLoadRole : LoadRoleBase<Config, PairedBlock<Config>> {
   using Block = PairedBlock<Config>;
+  using Base = LoadRoleBase<Config, Block>;
+  using Base::kWarpKeys, Base::place_;
   using Block::args_, Block::unit;
 
  public:
-  MLA_DEVICE PairedLoadRole(const PairedArgs& args, const cuda::Share& share) : Block(args.args), paired_(args) {
-    if (is_describing()) Block::walk() = UnitWalk(share);
-  }
+  using Base::next_unit;
 
-  MLA_DEVICE bool next_unit() {
-    if (is_describing()) Block::describe_next_unit(Block::walk());
-    ptx::sync_warp();
-    return Block::next_unit();
-  }
+  MLA_DEVICE PairedLoadRole(const PairedArgs& args, const cuda::Share& share) : Base(args.args, share), paired_(args) {}
 
   MLA_DEVICE void compute() {
     const int warp = ptx::shuffle(ptx::warp(), 0);
-    if (warp == 0) load();
-    if (warp == Config::kMaskWarp) mask();
+    const bool by_slots = args_.sparse();
+    if (by_slots) {
+      Base::begin_unit();
+      Base::find_next();
+    }
+    if (warp >= Block::first_query_warp()) load_queries();
+    if (by_slots)
+      load_slots();
+    else if (warp == 0)
+      load_pages();
+    else if (warp == Config::kMaskWarp)
+      mask();
     Block::leave_unit();
   }
 
  private:
-  /// Returns whether this is the thread that describes units, the only one that reads walk().
-  MLA_DEVICE static bool is_describing() { return ptx::thread_index() == 0; }
+  // Queries.
+
+  /// Copies the warp's part of the queries: eight lanes copy 128 bytes of a row, four rows in a turn. There is no cache
+  /// hint: with one, ptxas 13.0 writes an instruction that faults where the shared address lies in a uniform register
+  /// (docs/notebook/2026-11-29-paired-again.md).
+  MLA_DEVICE void load_queries() const {
+    const int number = Block::unit_number();
+    if (number > 0) ptx::mbarrier_wait(Block::q_empty(), Block::query_parity(number - 1));
+    const int first_warp = Block::first_query_warp(), chunk = ptx::lane() & 7;
+    const int rows = Config::kRows / (Config::kGroupWarps - first_warp);  // 32 or 16
+    const int first = (ptx::warp() - first_warp) * rows;
+    const QueryRow of_lane = unit().rows.row(args_, first + (ptx::lane() & (rows - 1)));
+    const auto at = [&](const void* base, int64_t stride_token, int64_t stride_head) {
+      const int64_t element = of_lane.token * stride_token + of_lane.head * stride_head;
+      return of_lane.token >= 0 ? static_cast<const std::byte*>(base) + element * 2 : nullptr;
+    };
+    const std::byte* const latent = at(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head);
+    const std::byte* const rope = at(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+    MLA_NO_UNROLL
+    for (int row = ptx::lane() >> 3; row < rows; row += kTurnRows) {
+      const std::byte *latent_from = shuffle_pointer(latent, row), *rope_from = shuffle_pointer(rope, row);
+      const bool valid = latent_from != nullptr;
+      const ptx::SharedAddress to = Block::queries() + tile_offset<Config::kPieceRowBytes>(first + row, chunk);
+      latent_from += chunk * kChunkBytes;
+      MLA_UNROLL
+      for (int piece = 0; piece < Config::kLatentPieces; ++piece)
+        ptx::cp_async_16(to + static_cast<uint32_t>(piece * Config::kPieceBytes),
+                         latent_from + piece * Config::kPieceRowBytes, valid);
+      if (Block::has_rope()) ptx::cp_async_16(to + Config::kRopeOffset, rope_from + chunk * kChunkBytes, valid);
+    }
+    ptx::mbarrier_arrive_after_copies(Block::q_full());
+  }
+
+  static constexpr int kTurnRows = 4;  // rows that a warp copies at once
 
   // Rows.
 
-  MLA_DEVICE void load() const {
+  MLA_DEVICE void wait_for_room(uint32_t n, int half) const {
+    if (n >= Config::kStages) ptx::mbarrier_wait(Block::kv_empty(n, half), Block::parity(n - Config::kStages));
+  }
+
+  // Rows of pages.
+
+  MLA_DEVICE void load_pages() const {
     const StepRange steps = {ptx::shuffle(unit().steps.begin, 0), ptx::shuffle(unit().steps.end, 0)};
     const int boxes = Config::kKeys / paired_.box_rows;  // of a step; they divide 32
     PagePlace of_lane = {0, 0};                          // of one of 32 boxes, in the order in which they are loaded
@@ -87,6 +132,10 @@ class PairedLoadRole : PairedBlock<Config> {
       for (int i = kBegin; i < kEnd; ++i) {
         const int piece = Block::piece_of(kOwner, i);
         const ptx::SharedAddress full = Block::kv_full(kOwner, piece);
+        if (piece == Config::kLatentPieces && !Block::has_rope()) {
+          if (box == 0) ptx::mbarrier_arrive(full);
+          break;
+        }
         if (box == 0) ptx::mbarrier_arrive_expect_bytes(full, Config::kPieceBytes);
         ptx::tensor_copy(Block::stage(kOwner) + static_cast<uint32_t>(piece * Config::kPieceBytes) + to, &paired_.keys,
                          piece * Config::kPieceDims, at.offset, at.page, full, ptx::kEvictFirst);
@@ -94,8 +143,58 @@ class PairedLoadRole : PairedBlock<Config> {
     }
   }
 
-  MLA_DEVICE void wait_for_room(uint32_t n, int half) const {
-    if (n >= Config::kStages) ptx::mbarrier_wait(Block::kv_empty(n, half), Block::parity(n - Config::kStages));
+  // Rows that are found by slots.
+
+  MLA_DEVICE void load_slots() {
+    const StepRange steps = unit().steps;
+    MLA_NO_UNROLL
+    for (uint32_t n = steps.begin; n < steps.end; ++n) {
+      copy_rows(n);
+      Base::find_next();
+    }
+  }
+
+  /// Copies the warp's rows of step n, which have been found: eight lanes copy 128 bytes of a row, four rows in a turn.
+  /// Keys without a row get zeros.
+  MLA_DEVICE void copy_rows(uint32_t n) const {
+    constexpr int kTurns = kWarpKeys / kTurnRows;
+    const int row_in_turn = ptx::lane() >> 3, chunk = ptx::lane() & 7;
+    const ptx::CachePolicy policy = row_policy(args_);
+    const std::byte* from[kTurns];
+    bool valid[kTurns];
+    MLA_UNROLL
+    for (int turn = 0; turn < kTurns; ++turn) {
+      from[turn] = shuffle_pointer(place_.ckv, turn * kTurnRows + row_in_turn);
+      valid[turn] = from[turn] != nullptr;
+      from[turn] += chunk * kChunkBytes;
+    }
+    const auto copy = [&](int piece) {
+      MLA_UNROLL
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const int row = Base::first_row() + turn * kTurnRows + row_in_turn;
+        ptx::cp_async_16(Block::stage(n) + static_cast<uint32_t>(piece * Config::kPieceBytes) +
+                             tile_offset<Config::kPieceRowBytes>(row, chunk),
+                         from[turn] + piece * Config::kPieceRowBytes, valid[turn], policy);
+      }
+    };
+    const int owner = static_cast<int>(n % Config::kMathGroups);
+    MLA_NO_UNROLL
+    for (int i = 0; i < Config::kMathGroups; ++i) {
+      const int half = owner ^ i, first = half * Config::kGroupPieces;
+      wait_for_room(n, half);
+      MLA_UNROLL
+      for (int piece = 0; piece < Config::kGroupPieces; ++piece) copy(first + piece);
+      ptx::mbarrier_arrive_after_copies(Block::kv_full(n, first));
+    }
+    if (Block::has_rope()) copy(Config::kLatentPieces);
+    Base::store_valid(n);
+    if (ptx::lane() == 0) {
+      const bool masked = Block::valid(n)[ptx::warp()] != (1 << kWarpKeys) - 1;
+      Block::masked(n)[ptx::warp()] = masked ? 1 : 0;
+    }
+    const ptx::SharedAddress full = Block::kv_full(n, Config::kLatentPieces);
+    ptx::mbarrier_arrive_after_copies(full);
+    if (ptx::lane() == 0) ptx::mbarrier_arrive(full);
   }
 
   // Masks.
@@ -109,7 +208,7 @@ class PairedLoadRole : PairedBlock<Config> {
       if (n >= Config::kStages) ptx::mbarrier_wait(Block::p_full(n), Block::parity(n - Config::kStages));
       const bool masked = !unmasked.contains(n);
       if (masked) mask_step(n);
-      if (ptx::lane() == 0) Block::masked(n) = masked ? 1 : 0;
+      if (ptx::lane() < Config::kGroupWarps) Block::masked(n)[ptx::lane()] = masked ? 1 : 0;
       ptx::sync_warp();
       if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::kv_full(n, Config::kLatentPieces));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The math role of the wgmma kernel for dense rows of 16 bits is two warpgroups, which take turns with the scores of
-// steps, and each of which has the values of half of the channels.
+// The math role of the paired wgmma kernel is two warpgroups, which take turns with the scores of steps, and each of
+// which has the values of half of the channels.
 #pragma once
 
 #include "cuda/attention/poison.cuh"
@@ -21,18 +21,28 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit PairedMathRole(const PairedArgs& args) : Base(args.args) {}
+  MLA_DEVICE explicit PairedMathRole(const PairedArgs& args)
+      : Base(args.args), piece_mask_(args.args.sparse() ? ~(Config::kGroupPieces - 1) : ~0) {}
 
   MLA_DEVICE void compute() {
-    load_queries();
     MLA_UNROLL
-    for (ScoreState& state : states_) state = {};
+    for (int r = 0; r < 2; ++r) {
+      states_[r] = {};
+      largest_[r] = kNoKey;
+    }
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
     MLA_UNROLL
     for (float& output : outputs_) output = 0.0F;
     // The compiler takes what all lanes read from one of them for the same in the whole warp, and so keeps addresses of
     // operands in uniform registers.
     const StepRange steps = {ptx::shuffle(unit().steps.begin, 0), ptx::shuffle(unit().steps.end, 0)};
+    const int number = ptx::shuffle(Block::unit_number(), 0);
+    ptx::mbarrier_wait(Block::q_full(), Block::query_parity(number));
+    ptx::fence_async_proxy();
+    // Behind a barrier ptxas takes the threads of a warp for converged; otherwise addresses of operands lie in ordinary
+    // registers, and a step takes 1,460 instead of 1,280 instructions.
+    sync_group();
+    if (steps.begin + (steps.begin % Config::kMathGroups ^ kOwn) >= steps.end) give_queries_back();
     // The first step is code of its own: with a condition on the values before it, ptxas 13.0 serializes all products
     // of the kernel (C7514, C7518).
     uint32_t n = steps.begin;
@@ -40,7 +50,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       float s[kScores];
       uint32_t p[kSteps][4];
       issue_scores<0, Config::kPieces>(s, n);
-      wait_for_scores(s);
+      wait_for_scores(s, n, steps.end);
       softmax(s, p, n, false);
       add_own(p);
       ++n;
@@ -54,7 +64,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       issue_scores<0, Config::kGroupPieces>(s, n + 1);
       issue_other(n);
       issue_scores<Config::kGroupPieces, Config::kPieces>(s, n + 1);
-      wait_for_scores(s);
+      wait_for_scores(s, n + 1, steps.end);
       ptx::wgmma_hold(outputs_);
       release(kOther);
       softmax(s, p, n + 1, true);
@@ -77,34 +87,9 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kGroupBarrier + kGroup, Config::kGroupThreads); }
   MLA_DEVICE static void sync_math() { ptx::sync_threads(Config::kMathBarrier, Config::kMathWarps * kWarpSize); }
 
-  // Queries.
-
-  /// Copies the queries, without a cache hint: with one, ptxas 13.0 writes an instruction that faults, because the
-  /// shared address lies in a uniform register (docs/notebook/2026-11-29-paired-again.md).
-  MLA_DEVICE void load_queries() const {
-    constexpr int kTurnRows = 4, kCopiedRows = Config::kRows / Config::kMathWarps;
-    const int chunk = ptx::lane() & 7;
-    MLA_UNROLL
-    for (int turn = 0; turn < kCopiedRows / kTurnRows; ++turn) {
-      const int r = math_warp() * kCopiedRows + turn * kTurnRows + (ptx::lane() >> 3);
-      const QueryRow row = unit().rows.row(args_, r);
-      const bool valid = row.token >= 0;
-      const auto at = [&](const void* base, int64_t stride_token, int64_t stride_head) {
-        return static_cast<const std::byte*>(base) +
-               (valid ? (row.token * stride_token + row.head * stride_head) * 2 : 0) + chunk * kChunkBytes;
-      };
-      const std::byte* const latent = at(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head);
-      const std::byte* const rope = at(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
-      const ptx::SharedAddress to = Block::queries() + tile_offset<Config::kPieceRowBytes>(r, chunk);
-      MLA_UNROLL
-      for (int piece = 0; piece < Config::kPieces; ++piece)
-        ptx::cp_async_16(to + static_cast<uint32_t>(piece * Config::kPieceBytes),
-                         piece < Config::kLatentPieces ? latent + piece * Config::kPieceRowBytes : rope, valid);
-    }
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    ptx::fence_async_proxy();
-    sync_math();
+  /// Arrives once in each unit, behind the last own scores.
+  MLA_DEVICE void give_queries_back() const {
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::q_empty());
   }
 
   // Scores.
@@ -120,7 +105,10 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     MLA_UNROLL
     for (int i = kBegin; i < kEnd; ++i) {
       const int piece = Block::piece_of(kGroup, i);
-      ptx::mbarrier_wait(Block::kv_full(kOwn, piece), Block::parity(n));
+      // Without a branch: a piece that has no barrier of its own has that of the first piece of its part.
+      ptx::mbarrier_wait(Block::kv_full(kOwn, piece & piece_mask_), Block::parity(n));
+      if (i % Config::kGroupPieces == 0 && args_.sparse()) ptx::fence_async_proxy();  // behind copies by cp.async
+      if (piece == Config::kLatentPieces && !Block::has_rope()) break;
       ptx::wgmma_hold(s);
       ptx::wgmma_fence();
       MLA_UNROLL
@@ -132,12 +120,13 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     }
   }
 
-  /// Waits for the own scores, and hides keys.
-  MLA_DEVICE void wait_for_scores(float (&s)[kScores]) {
-    const uint32_t masked = Block::masked(kOwn);
+  /// Waits for the scores of the own step n, and hides keys.
+  MLA_DEVICE void wait_for_scores(float (&s)[kScores], uint32_t n, uint32_t end) {
+    const uint32_t masked = *as<uint32_t>(reinterpret_cast<const std::byte*>(Block::masked(kOwn)));
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(s);
     if (ptx::elect()) ptx::mbarrier_arrive(Block::s_done(kOwn));
+    if (n + Config::kMathGroups >= end) give_queries_back();
     has_poison_ = false;
     if (ptx::any(masked != 0)) [[unlikely]]
       hide(s);
@@ -149,7 +138,8 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     float hidden = 0.0F;  // becomes NaN
     MLA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const auto* const words = reinterpret_cast<const uint32_t*>(Block::masks(kOwn) + lane_row() + r * kLaneRowStep);
+      const int row = args_.sparse() ? 0 : lane_row() + r * kLaneRowStep;
+      const auto* const words = reinterpret_cast<const uint32_t*>(Block::masks(kOwn) + row);
       MLA_UNROLL
       for (int word = 0; word < kWords; ++word) {
         const uint32_t seen = words[word] >> lane_column();
@@ -175,7 +165,10 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     float largest[2];
     Base::find_lane_largest(s, largest);
     MLA_UNROLL
-    for (float& logit : largest) logit *= scale_;
+    for (int r = 0; r < 2; ++r) {
+      largest[r] *= scale_;
+      largest_[r] = std::fmax(largest_[r], largest[r]);
+    }
     rescales_ = ptx::any(states_[0].max != base[0] || states_[1].max != base[1] || largest[0] > base[0] + kHeadroom ||
                          largest[1] > base[1] + kHeadroom);
     if (rescales_) [[unlikely]]
@@ -241,6 +234,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   /// Issues the values of step n, which is the other warpgroup's.
   MLA_DEVICE void issue_other(uint32_t n) {
     ptx::mbarrier_wait(Block::p_full(kOther), Block::parity(n));
+    if (args_.sparse()) ptx::fence_async_proxy();  // behind copies by cp.async
     const auto flags = ptx::load_shared<uint32_t>(Block::flags(kOther));
     if (ptx::any(flags != 0)) [[unlikely]] {
       if ((flags >> (8 * score_warp()) & Block::kRescales) != 0) {
@@ -303,12 +297,14 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   /// Stores outputs, or a partial state, for which nobody waits: its channels need no factor.
   MLA_DEVICE void finish(StepRange steps) {
     const bool partial = ptx::any(unit().slot >= 0);
-    if (partial) for_each_row([](const auto& row, int, const auto& pair) { row.store_partial(pair); });
     float end[2] = {kNoKey, kNoKey};
     if (steps.begin < steps.end) {
       MLA_UNROLL
       for (int r = 0; r < 2; ++r) end[r] = Block::maxima(steps.end - 1)[lane_row() + r * kLaneRowStep];
+      if (args_.max_logits != nullptr) [[unlikely]]
+        raise_exactly(end, Block::maxima(steps.end - 1));
     }
+    if (partial) for_each_row([](const auto& row, int, const auto& pair) { row.store_partial(pair); });
     MLA_UNROLL
     for (int r = 0; r < 2; ++r) {
       if (states_[r].max != end[r]) states_[r].raise(end[r]);
@@ -333,6 +329,25 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     });
   }
 
+  /// Makes outputs relative to the largest logits themselves, without headroom.
+  MLA_DEVICE void raise_exactly(float (&end)[2], float* maxima) {
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r)
+      Block::row_sums(kGroup)[lane_row() + r * kLaneRowStep] = quad_max(largest_[r]);  // the sums come there later
+    sync_math();
+    MLA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane_row() + r * kLaneRowStep;
+      const float largest = std::fmax(Block::row_sums(0)[row], Block::row_sums(1)[row]);
+      ScoreState outputs{end[r], 0.0F};
+      factor_[r] = largest != end[r] ? outputs.raise(largest) : 1.0F;
+      end[r] = largest;
+      if (kGroup == 0) maxima[row] = largest;
+    }
+    rescale(factor_);
+    sync_math();
+  }
+
   /// Calls f(row, r, pair) for both rows of the lane: the ResultRow, its number in the block, and what it stores.
   template <class F>
   MLA_DEVICE void for_each_row(const F& f) {
@@ -350,7 +365,9 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   static constexpr int kOutputs = Config::kOutputDims / 2;
 
+  const int piece_mask_;  // from a piece to the one whose barrier says that it has come
   ScoreState states_[2];  // of the lane's rows, over its keys of the warpgroup's own steps
+  float largest_[2];      // the largest logits of these rows among the same keys
   float factor_[2];       // by which outputs are multiplied before those of the own step
   bool rescales_;         // whether a row of the warp has such a factor that is not 1
   bool has_poison_;       // whether values of the own step that are not finite must be cleared
