@@ -34,6 +34,7 @@ SMALL = [
     ("prefill_sparse", "sparse prefill", {"queries": 70, "keys": 90, "heads": 2, "topk": 32, "d_qk": 576}),
     ("prefill", "prefill", {"batch": 2, "length": 33, "heads": 2}),
     ("indexer_logits", "indexer", {"batch": 2, "q_len": 2, "kv_len": 80, "heads": 4}),
+    ("indexer_logits", "indexer in fp8", {"batch": 1, "q_len": 1, "kv_len": 70, "heads": 4, "compute": "fp8"}),
 ]
 # Which peers compute which of these cases.
 EXPECTED = {
@@ -45,6 +46,7 @@ EXPECTED = {
     "sparse prefill": {"FlashMLA"},
     "prefill": {"FlashAttention-3", "cuDNN"},
     "indexer": {"DeepGEMM"},
+    "indexer in fp8": {"DeepGEMM"},
 }
 
 
@@ -162,7 +164,7 @@ def test_every_peer_is_called_as_it_wants_to_be(
     text = capsys.readouterr().out
     assert "FAILED" not in text and "does not run it" not in text
     (row,) = [row for row in text.splitlines() if row.startswith("group of indexer_logits  ")]
-    assert row.split()[3:5] == ["DeepGEMM", "1"]
+    assert row.split()[3:5] == ["DeepGEMM", "2"]
 
 
 def test_outputs_that_differ_are_no_reading(
