@@ -19,15 +19,15 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 }
 
 /// Returns whether the paired kernel is likely to be faster. It takes some 5,800 clocks for 128 keys of 64 rows instead
-/// of 7,100, but 2 to 3 us more for each run, and up to 3 us more for each unit behind another. Microseconds on an
-/// H200, 2026-11-29, instead of those of the other kernel:
-///   pages   128 heads, 32 requests of 1k, 2k and 8k tokens: 37.4, 52.0, 137.5 instead of 34.3, 50.1, 148; 100 of
-///   2,047:
-///           141.3 instead of 143.5; 64 heads, 64 of 4k: 102 instead of 96.5
-///   slots   4,096 queries over 32k rows, 128 heads, 2,048, 1,536 and 1,024 keys: 4,050, 3,220, 2,380 instead of 4,330,
-///           3,314, 2,300; 64 heads, 2,048: 2,110 instead of 2,210; 512 queries of 64 heads: 292 instead of 295; no
-///           rotary channels, 128 heads, 1,152 and 512 keys: 2,370, 1,340 instead of 2,510, 1,265 rows that mostly come
-///           from memory, 512 queries over 256k rows, 128 and 64 heads: 580, 330 instead of 568, 311
+/// of 7,100, but up to 2 us more for each run. Microseconds on an H200, 2026-11-29, instead of those of the other
+/// kernel:
+///   pages   128 heads, 32 requests of 1k, 2k and 8k tokens: 35.7, 50.0, 137 instead of 34.3, 50.5, 148; 16 of 4k: 49.5
+///           instead of 50.4; 100 of 2,047: 136 instead of 143.5; 64 heads, 64 of 4k: 98.7 instead of 95.6
+///   slots   4,096 queries over 32k rows, 2,048 keys, 128 and 64 heads: 4,110, 2,105 instead of 4,340, 2,220; no rotary
+///           channels, 512 keys: 1,213, 642 instead of 1,271, 647; before both warpgroups had the same code, rotary
+///           channels, 128 heads, 1,536 and 1,024 keys: 3,220, 2,380 instead of 3,314, 2,300
+///           rows that mostly come from memory, 64 queries over 256k rows, 128 and 64 heads: 76.9, 58.3 instead
+///           of 77.8, 56.1
 /// How long requests are is not known here. Servers with many requests have full caches, so that a full cache stands
 /// for the lengths.
 template <class Config>
@@ -36,7 +36,7 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
   const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
   if (args.sparse()) {
     constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
-    const int64_t fewest_keys = args.d_qk > Config::kLatentDims ? 1536 : 1024;
+    const int64_t fewest_keys = args.d_qk > Config::kLatentDims ? 1536 : 512;
     int64_t keys = 0, slots = 0;
     for (int i = 0; i < args.num_pools(); ++i) {
       keys += args.pools[i].topk;
@@ -46,7 +46,7 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
            args.num_tokens * units_of(args.num_heads.value) >= kUnitsOfSm * device.num_sms;
   }
   if (args.batch_size == 0) return false;
-  constexpr int64_t kFewestTokens = 4096, kSmsOfUnit = 3;
+  constexpr int64_t kFewestTokens = 2048, kSmsOfUnit = 3;
   const int64_t rows = args.num_tokens * args.num_heads.value / args.batch_size;
   return rows > Config::kRows && args.batch_size * units_of(rows) * kSmsOfUnit >= device.num_sms &&
          args.pools[0].cache.num_slots() >= kFewestTokens * args.batch_size;

@@ -43,10 +43,7 @@ struct PairedKernel {
       compute(PairedLoadRole<Config>(params, share));
     } else {
       ptx::take_registers<Config::kMathRegisters>();
-      if (warp < Config::kFirstMathWarp + Config::kGroupWarps)
-        compute(PairedMathRole<Config, 0>(params));
-      else
-        compute(PairedMathRole<Config, 1>(params));
+      compute(PairedMathRole<Config>(params));
     }
   }
 

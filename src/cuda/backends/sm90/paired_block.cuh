@@ -60,8 +60,8 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   }
   /// A phase of kv_empty ends when the warpgroup `half` has multiplied the values of its half of the channels of step
   /// n. The other one reads P as well, which is in the place of the rotary channels.
-  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, int half) const {
-    return barrier(Config::kKvEmpty + n % Config::kStages * Config::kMathGroups + static_cast<uint32_t>(half));
+  MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, uint32_t half) const {
+    return barrier(Config::kKvEmpty + n % Config::kStages * Config::kMathGroups + half);
   }
   /// A phase of s_done ends when the owner has the scores of step n, so that it does not read the rotary channels any
   /// more, one of p_full when P of step n, the rows' maxima, their factors and the flags are written.
@@ -79,8 +79,10 @@ class PairedBlock : protected AbsorbedUnits<Config> {
 
   /// Returns the piece that is loaded and multiplied as number i: first the half of the channels that the owner's
   /// values free, which are free sooner, then the other half, then the rotary channels.
-  static constexpr int piece_of(int owner, int i) {
-    return i < Config::kLatentPieces ? (i + owner * Config::kGroupPieces) % Config::kLatentPieces : i;
+  static constexpr int piece_of(uint32_t owner, int i) {
+    const bool in_first_half = i < Config::kGroupPieces;
+    const auto half = static_cast<int>(in_first_half ? owner : owner ^ 1U);
+    return i < Config::kLatentPieces ? half * Config::kGroupPieces + i % Config::kGroupPieces : i;
   }
 
   MLA_DEVICE ptx::SharedAddress queries() const { return shared_ + Config::kQueryOffset; }
@@ -110,7 +112,7 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   /// Returns the factor of each row's outputs.
   MLA_DEVICE float* row_values() const { return as<float>(memory_ + Config::kRowOffset); }
   /// Returns the sums of P over the keys of a math warpgroup's steps, for each row.
-  MLA_DEVICE float* row_sums(int group) const {
+  MLA_DEVICE float* row_sums(uint32_t group) const {
     return as<float>(memory_ + Config::kSumOffset) + group * Config::kRows;
   }
   /// Returns a byte for each load warp that says whether some row does not see all of the warp's keys of step n.

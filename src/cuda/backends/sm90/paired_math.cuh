@@ -10,8 +10,9 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
-/// kGroup is the number of the warpgroup, so that all addresses of operands are known when the kernel is compiled.
-template <class Config, int kGroup>
+/// Both warpgroups run the same code, which is half as large as code for each; the number of the warpgroup lies in a
+/// uniform register, as all addresses of operands do.
+template <class Config>
 class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   using Block = PairedBlock<Config>;
   using Base = WarpgroupScores<Config, Block>;
@@ -22,7 +23,9 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   using Block::next_unit;
 
   MLA_DEVICE explicit PairedMathRole(const PairedArgs& args)
-      : Base(args.args), piece_mask_(args.args.sparse() ? ~(Config::kGroupPieces - 1) : ~0) {}
+      : Base(args.args),
+        group_(static_cast<uint32_t>(ptx::shuffle(ptx::warp(), 0) / Config::kGroupWarps - 1)),
+        piece_mask_(args.args.sparse() ? ~(Config::kGroupPieces - 1) : ~0) {}
 
   MLA_DEVICE void compute() {
     MLA_UNROLL
@@ -40,13 +43,13 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     ptx::mbarrier_wait(Block::q_full(), Block::query_parity(number));
     ptx::fence_async_proxy();
     // Behind a barrier ptxas takes the threads of a warp for converged; otherwise addresses of operands lie in ordinary
-    // registers, and a step takes 1,460 instead of 1,280 instructions.
+    // registers, and a step takes some 200 instructions more.
     sync_group();
-    if (steps.begin + (steps.begin % Config::kMathGroups ^ kOwn) >= steps.end) give_queries_back();
+    if (steps.begin + (steps.begin % Config::kMathGroups ^ group_) >= steps.end) give_queries_back();
     // The first step is code of its own: with a condition on the values before it, ptxas 13.0 serializes all products
     // of the kernel (C7514, C7518).
     uint32_t n = steps.begin;
-    if (n % Config::kMathGroups == kGroup && n < steps.end) {
+    if (n % Config::kMathGroups == group_ && n < steps.end) {
       float s[kScores];
       uint32_t p[kSteps][4];
       issue_scores<0, Config::kPieces>(s, n);
@@ -66,7 +69,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       issue_scores<Config::kGroupPieces, Config::kPieces>(s, n + 1);
       wait_for_scores(s, n + 1, steps.end);
       ptx::wgmma_hold(outputs_);
-      release(kOther);
+      release(other());
       softmax(s, p, n + 1, true);
       add_own(p);
     }
@@ -74,17 +77,21 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       issue_other(n);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(outputs_);
-      release(kOther);
+      release(other());
     }
     finish(steps);
     Block::leave_unit();
   }
 
  private:
-  static constexpr uint32_t kOwn = kGroup, kOther = kGroup ^ 1;  // stages of the own steps and of the other ones
-  static constexpr int kSteps = Config::kKeys / 16;              // products that add the values of a step
+  static constexpr int kSteps = Config::kKeys / 16;  // products that add the values of a step
 
-  MLA_DEVICE static void sync_group() { ptx::sync_threads(Config::kGroupBarrier + kGroup, Config::kGroupThreads); }
+  /// Returns the number of the other warpgroup.
+  MLA_DEVICE uint32_t other() const { return group_ ^ 1U; }
+
+  MLA_DEVICE void sync_group() const {
+    ptx::sync_threads(Config::kGroupBarrier + static_cast<int>(group_), Config::kGroupThreads);
+  }
   MLA_DEVICE static void sync_math() { ptx::sync_threads(Config::kMathBarrier, Config::kMathWarps * kWarpSize); }
 
   /// Arrives once in each unit, behind the last own scores.
@@ -101,14 +108,14 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   /// Issues products of the own step n, those of pieces kBegin ... kEnd - 1 in the order in which they come.
   template <int kBegin, int kEnd>
   MLA_DEVICE void issue_scores(float (&s)[kScores], uint32_t n) const {
-    const uint64_t queries = rows_descriptor(Block::queries()), keys = rows_descriptor(Block::stage(kOwn));
+    const uint64_t queries = rows_descriptor(Block::queries()), keys = rows_descriptor(Block::stage(group_));
     MLA_UNROLL
     for (int i = kBegin; i < kEnd; ++i) {
-      const int piece = Block::piece_of(kGroup, i);
+      const int piece = Block::piece_of(group_, i);
       // Without a branch: a piece that has no barrier of its own has that of the first piece of its part.
-      ptx::mbarrier_wait(Block::kv_full(kOwn, piece & piece_mask_), Block::parity(n));
+      ptx::mbarrier_wait(Block::kv_full(group_, piece & piece_mask_), Block::parity(n));
       if (i % Config::kGroupPieces == 0 && args_.sparse()) ptx::fence_async_proxy();  // behind copies by cp.async
-      if (piece == Config::kLatentPieces && !Block::has_rope()) break;
+      if (i == Config::kLatentPieces && !Block::has_rope()) break;
       ptx::wgmma_hold(s);
       ptx::wgmma_fence();
       MLA_UNROLL
@@ -122,10 +129,10 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   /// Waits for the scores of the own step n, and hides keys.
   MLA_DEVICE void wait_for_scores(float (&s)[kScores], uint32_t n, uint32_t end) {
-    const uint32_t masked = *as<uint32_t>(reinterpret_cast<const std::byte*>(Block::masked(kOwn)));
+    const uint32_t masked = *as<uint32_t>(reinterpret_cast<const std::byte*>(Block::masked(group_)));
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(s);
-    if (ptx::elect()) ptx::mbarrier_arrive(Block::s_done(kOwn));
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::s_done(group_));
     if (n + Config::kMathGroups >= end) give_queries_back();
     has_poison_ = false;
     if (ptx::any(masked != 0)) [[unlikely]]
@@ -139,7 +146,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     MLA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = args_.sparse() ? 0 : lane_row() + r * kLaneRowStep;
-      const auto* const words = reinterpret_cast<const uint32_t*>(Block::masks(kOwn) + row);
+      const auto* const words = reinterpret_cast<const uint32_t*>(Block::masks(group_) + row);
       MLA_UNROLL
       for (int word = 0; word < kWords; ++word) {
         const uint32_t seen = words[word] >> lane_column();
@@ -153,15 +160,15 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
         }
       }
     }
-    has_poison_ =
-        ptx::any(ptx::sync_threads_any(Config::kGroupBarrier + kGroup, Config::kGroupThreads, hidden != 0.0F));
+    has_poison_ = ptx::any(
+        ptx::sync_threads_any(Config::kGroupBarrier + static_cast<int>(group_), Config::kGroupThreads, hidden != 0.0F));
   }
 
   /// Turns the scores of step n into P, raises the rows' maxima, and hands both to the other warpgroup.
   MLA_DEVICE void softmax(float (&s)[kScores], uint32_t (&p)[kSteps][4], uint32_t n, bool has_before) {
     float base[2];
     MLA_UNROLL
-    for (int r = 0; r < 2; ++r) base[r] = has_before ? Block::maxima(kOther)[lane_row() + r * kLaneRowStep] : kNoKey;
+    for (int r = 0; r < 2; ++r) base[r] = has_before ? Block::maxima(other())[lane_row() + r * kLaneRowStep] : kNoKey;
     float largest[2];
     Base::find_lane_largest(s, largest);
     MLA_UNROLL
@@ -175,11 +182,11 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       raise(largest, base);
     if ((ptx::lane<true>() & 3) == 0) {
       MLA_UNROLL
-      for (int r = 0; r < 2; ++r) Block::maxima(kOwn)[lane_row() + r * kLaneRowStep] = base[r];
+      for (int r = 0; r < 2; ++r) Block::maxima(group_)[lane_row() + r * kLaneRowStep] = base[r];
     }
     if (ptx::lane<true>() == 0)
       ptx::store_shared(
-          Block::flags(kOwn) + static_cast<uint32_t>(score_warp()),
+          Block::flags(group_) + static_cast<uint32_t>(score_warp()),
           static_cast<uint8_t>((rescales_ ? Block::kRescales : 0) | (has_poison_ ? Block::kHasPoison : 0)));
     MLA_UNROLL
     for (float& of_row : base) of_row = finite_or_zero(of_row);
@@ -191,10 +198,10 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     }
     MLA_UNROLL
     for (int r = 0; r < 2; ++r) states_[r].sum += (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
-    const ptx::SharedAddress row = Block::p_tile(kOwn) + static_cast<uint32_t>(lane_row() * Config::kPieceRowBytes) +
+    const ptx::SharedAddress row = Block::p_tile(group_) + static_cast<uint32_t>(lane_row() * Config::kPieceRowBytes) +
                                    static_cast<uint32_t>(lane_column() * 2);
     const int swizzle = lane_row() & 7;
-    ptx::mbarrier_wait(Block::s_done(kOwn), Block::parity(n));  // P replaces the rotary channels
+    ptx::mbarrier_wait(Block::s_done(group_), Block::parity(n));  // P replaces the rotary channels
     MLA_UNROLL
     for (int step = 0; step < kSteps; ++step) MLA_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -205,7 +212,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     }
     ptx::fence_async_proxy();
     ptx::sync_warp();
-    if (ptx::lane<true>() == 0) ptx::mbarrier_arrive(Block::p_full(kOwn));
+    if (ptx::lane<true>() == 0) ptx::mbarrier_arrive(Block::p_full(group_));
   }
 
   /// Raises the rows' maxima where the step's logits exceed the headroom, and brings the lane's sums to them.
@@ -217,7 +224,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       factor_[r] = outputs.is_outgrown_by(largest[r], kHeadroom) ? outputs.raise(largest[r]) : 1.0F;
       base[r] = outputs.max;
       if (states_[r].max != base[r]) states_[r].raise(base[r]);
-      if ((ptx::lane<true>() & 3) == 0) Block::factors(kOwn)[lane_row() + r * kLaneRowStep] = factor_[r];
+      if ((ptx::lane<true>() & 3) == 0) Block::factors(group_)[lane_row() + r * kLaneRowStep] = factor_[r];
     }
   }
 
@@ -225,25 +232,24 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   /// Returns the descriptor of the warpgroup's channels of a stage.
   MLA_DEVICE uint64_t values_descriptor(uint32_t stage) const {
-    return ptx::matrix_descriptor(
-        Block::stage(stage) + static_cast<uint32_t>(kGroup * Config::kGroupPieces * Config::kPieceBytes),
-        Config::kPieceBytes, Config::kEightRowsBytes, ptx::Swizzle::k128);
+    return ptx::matrix_descriptor(Block::stage(stage) + group_ * Config::kGroupPieces * Config::kPieceBytes,
+                                  Config::kPieceBytes, Config::kEightRowsBytes, ptx::Swizzle::k128);
   }
   static constexpr int kStepBytes = 2 * Config::kEightRowsBytes;  // of 16 keys of a piece
 
   /// Issues the values of step n, which is the other warpgroup's.
   MLA_DEVICE void issue_other(uint32_t n) {
-    ptx::mbarrier_wait(Block::p_full(kOther), Block::parity(n));
+    ptx::mbarrier_wait(Block::p_full(other()), Block::parity(n));
     if (args_.sparse()) ptx::fence_async_proxy();  // behind copies by cp.async
-    const auto flags = ptx::load_shared<uint32_t>(Block::flags(kOther));
+    const auto flags = ptx::load_shared<uint32_t>(Block::flags(other()));
     if (ptx::any(flags != 0)) [[unlikely]] {
       if ((flags >> (8 * score_warp()) & Block::kRescales) != 0) {
-        const float* const factors = Block::factors(kOther) + lane_row();
+        const float* const factors = Block::factors(other()) + lane_row();
         rescale({factors[0], factors[kLaneRowStep]});
       }
-      if ((flags & Block::kHasPoison) != 0) silence_poison(kOther);
+      if ((flags & Block::kHasPoison) != 0) silence_poison(other());
     }
-    const uint64_t p = rows_descriptor(Block::p_tile(kOther)), values = values_descriptor(kOther);
+    const uint64_t p = rows_descriptor(Block::p_tile(other())), values = values_descriptor(other());
     ptx::wgmma_hold(outputs_);
     ptx::wgmma_fence();
     MLA_UNROLL
@@ -258,23 +264,23 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     if (rescales_) [[unlikely]]
       rescale(factor_);
     if (has_poison_) [[unlikely]]
-      silence_poison(kOwn);
+      silence_poison(group_);
     ptx::wgmma_hold(outputs_);
     ptx::wgmma_hold(p);
     ptx::wgmma_fence();
-    const uint64_t values = values_descriptor(kOwn);
+    const uint64_t values = values_descriptor(group_);
     MLA_UNROLL
     for (int step = 0; step < kSteps; ++step)
       wgmma<Config::kType, Config::kOutputDims, true>(outputs_, p[step], ptx::advance(values, step * kStepBytes), true);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(outputs_);
-    release(kOwn);
+    release(group_);
   }
 
   /// Gives back the warpgroup's half of a stage.
   MLA_DEVICE void release(uint32_t stage) const {
-    if (ptx::elect()) ptx::mbarrier_arrive(Block::kv_empty(stage, kGroup));
+    if (ptx::elect()) ptx::mbarrier_arrive(Block::kv_empty(stage, group_));
   }
 
   MLA_DEVICE void rescale(const float (&factor)[2]) {
@@ -286,7 +292,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   MLA_DEVICE void silence_poison(uint32_t stage) const {
     const ptx::SharedAddress piece =
         Block::stage(stage) +
-        static_cast<uint32_t>((kGroup * Config::kGroupPieces + score_warp()) * Config::kPieceBytes);
+        (group_ * Config::kGroupPieces + static_cast<uint32_t>(score_warp())) * Config::kPieceBytes;
     silence_values<Config::kType>(Config::kPieceBytes / 2, [&](int i) { return piece + static_cast<uint32_t>(i * 2); });
     ptx::fence_async_proxy();
     sync_group();
@@ -311,7 +317,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       float sum = states_[r].sum;
       sum += ptx::shuffle_xor(sum, 1);
       sum += ptx::shuffle_xor(sum, 2);
-      if ((ptx::lane<true>() & 3) == 0) Block::row_sums(kGroup)[lane_row() + r * kLaneRowStep] = sum;
+      if ((ptx::lane<true>() & 3) == 0) Block::row_sums(group_)[lane_row() + r * kLaneRowStep] = sum;
     }
     sync_math();
     const int row = math_warp() * kWarpSize + ptx::lane<true>();
@@ -333,7 +339,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   MLA_DEVICE void raise_exactly(float (&end)[2], float* maxima) {
     MLA_UNROLL
     for (int r = 0; r < 2; ++r)
-      Block::row_sums(kGroup)[lane_row() + r * kLaneRowStep] = quad_max(largest_[r]);  // the sums come there later
+      Block::row_sums(group_)[lane_row() + r * kLaneRowStep] = quad_max(largest_[r]);  // the sums come there later
     sync_math();
     MLA_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -342,7 +348,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       ScoreState outputs{end[r], 0.0F};
       factor_[r] = largest != end[r] ? outputs.raise(largest) : 1.0F;
       end[r] = largest;
-      if (kGroup == 0) maxima[row] = largest;
+      if (group_ == 0) maxima[row] = largest;
     }
     rescale(factor_);
     sync_math();
@@ -355,8 +361,9 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     for (int i = 0; i < 2; ++i) {
       ptx::wgmma_hold(outputs_);  // addresses of the second row are not computed before the first row is stored
       const int r = lane_row() + i * kLaneRowStep;
-      f(ResultRow<Config, Config::kOutputTiles>(args_, unit(), r, kGroup * Config::kOutputDims + lane_column()), r,
-        [&](int tile, float& low, float& high) {
+      f(ResultRow<Config, Config::kOutputTiles>(args_, unit(), r,
+                                                static_cast<int>(group_) * Config::kOutputDims + lane_column()),
+        r, [&](int tile, float& low, float& high) {
           low = outputs_[tile * 4 + i * 2];
           high = outputs_[tile * 4 + i * 2 + 1];
         });
@@ -365,6 +372,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   static constexpr int kOutputs = Config::kOutputDims / 2;
 
+  const uint32_t group_;  // number of the warpgroup, and of the stage of its own steps
   const int piece_mask_;  // from a piece to the one whose barrier says that it has come
   ScoreState states_[2];  // of the lane's rows, over its keys of the warpgroup's own steps
   float largest_[2];      // the largest logits of these rows among the same keys
