@@ -139,6 +139,7 @@ void work(const Launch& launch, int64_t num_clusters, const Order& order, Progre
 Status run(const Launch& launch, core::ThreadPool& pool) {
   if (launch.grid_x <= 0 || launch.grid_y <= 0 || launch.grid_z <= 0) return {};
   if (Status status = check(launch); !status.ok()) return status;
+  if (const LaunchObserver observer = launch_observer.load(std::memory_order_relaxed)) observer(launch);
   const int64_t num_clusters = static_cast<int64_t>(launch.grid_x / launch.cluster) * launch.grid_y * launch.grid_z;
   Random random;
   random.seed(launch.seed);

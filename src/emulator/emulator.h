@@ -5,6 +5,7 @@
 // See docs/emulator.md.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -43,6 +44,10 @@ struct Launch {
   bool previous_grid_ends = true;
   Counters* counters = nullptr;  ///< counts are added to it, if not null
 };
+
+/// Is called with each launch, unless it is null, as it is at first. Tests see by it which kernels run.
+using LaunchObserver = void (*)(const Launch&);
+inline std::atomic<LaunchObserver> launch_observer{nullptr};
 
 /// Holds what the 128 bytes of a tensor map are to the emulator: heads of rows of 16-bit channels. Boxes have 64
 /// channels, 128 bytes, of `box_rows` rows of a head. Strides are in bytes.

@@ -192,6 +192,17 @@ TEST_P(DecodeOnDevice, StridesAndParts) {
   }
 }
 
+TEST_P(DecodeOnDevice, NarrowRowsOfManyHeads) {
+  if (is_fp8_only()) GTEST_SKIP() << row() << " multiplies e4m3 alone";
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8}) {
+    DecodeSpec spec = small_decode(format);
+    spec.num_heads = 70;
+    spec.cache.d_qk = 320;
+    spec.cache.d_v = 256;
+    expect_ok(spec);
+  }
+}
+
 TEST_P(DecodeOnDevice, RandomProblems) {
   for (CacheFormat format : formats())
     expect_random(turns_of(format, 16), [&](uint64_t seed) { return kit::random_decode_spec(seed, format); });
@@ -504,6 +515,21 @@ TEST_P(PrefillOnDevice, RandomProblems) {
   }
 }
 
+TEST_P(PrefillOnDevice, WidthsWithoutKernelsOfTheirOwn) {
+  if (row() != "cuda_portable") GTEST_SKIP() << row() << " has kernels for certain widths only";
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (const auto& [d_qk, d_v] : {std::pair{96, 64}, std::pair{64, 32}, std::pair{192, 192}}) {
+      PrefillSpec spec;
+      spec.num_heads = 2;
+      spec.dtype = spec.o_dtype = dtype;
+      spec.d_qk = d_qk;
+      spec.d_v = d_v;
+      spec.q_len = {20, 0, 9};
+      spec.kv_len = {31, 7, 9};
+      expect_ok(spec);
+    }
+}
+
 class PrefillSparseOnDevice : public DeviceTest<Op::kPrefillSparse> {};
 MLA_FOR_EVERY_DEVICE(PrefillSparseOnDevice, Op::kPrefillSparse);
 
@@ -542,6 +568,26 @@ TEST_P(PrefillSparseOnDevice, WideLists) {
 TEST_P(PrefillSparseOnDevice, RandomProblems) {
   for (DType dtype : {DType::kBF16, DType::kF16})
     expect_random(12, [&](uint64_t seed) { return kit::random_prefill_sparse_spec(seed, dtype); });
+}
+
+/// No emulated GPU of the tests above is an sm100, whose 16-bit rows have smaller blocks in cuda_portable.
+TEST(DecodeOnSm100, PortableRows) {
+  const Result<Context> context =
+      Context::create({.num_threads = 2, .affinity = {}, .backend = "cuda_portable", .device = "emulated:sm100"});
+  if (!context.ok()) GTEST_SKIP() << context.status().message();  // this build does not emulate it
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8})
+    for (int32_t d_v : {512, 256}) {
+      DecodeSpec spec;
+      spec.cache = kit::usual_cache(format);
+      spec.cache.d_v = d_v;
+      spec.cache.d_qk = d_v + 64;
+      spec.q_dtype = spec.o_dtype = format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16;
+      spec.num_heads = 40;
+      spec.kv_len = {130, 0, 7};
+      const kit::Outcome outcome = kit::check(*context, spec);
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+      EXPECT_EQ(outcome.backend, "cuda_portable");
+    }
 }
 
 class MergeStatesOnDevice : public DeviceTest<Op::kMergeStates> {};

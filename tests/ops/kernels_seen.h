@@ -7,21 +7,23 @@
 #include <set>
 #include <string>
 
-#include "cuda/runtime/emulated_queue.h"
+#include "emulator/emulator.h"
 
 namespace mla {
 
 /// Notes the names of kernels that are launched on emulated GPUs while it lives. One may live at a time.
 class KernelsSeen {
  public:
-  KernelsSeen() {
+  KernelsSeen() : before_(emulator::launch_observer) {
     all().names.clear();
-    cuda::emulator_launch_observer() = [](const char* kernel) {
+    all().next = before_;
+    emulator::launch_observer = [](const emulator::Launch& launch) {
       const std::lock_guard lock(all().mutex);
-      all().names.insert(kernel);
+      all().names.insert(launch.name);
+      if (all().next != nullptr) all().next(launch);
     };
   }
-  ~KernelsSeen() { cuda::emulator_launch_observer() = nullptr; }
+  ~KernelsSeen() { emulator::launch_observer = before_; }
   KernelsSeen(const KernelsSeen&) = delete;
   KernelsSeen& operator=(const KernelsSeen&) = delete;
 
@@ -31,14 +33,17 @@ class KernelsSeen {
   }
 
  private:
-  struct Names {
+  struct State {
     std::mutex mutex;
     std::set<std::string> names;
+    emulator::LaunchObserver next = nullptr;
   };
-  static Names& all() {
-    static Names names;
-    return names;
+  static State& all() {
+    static State state;
+    return state;
   }
+
+  emulator::LaunchObserver before_;
 };
 
 }  // namespace mla

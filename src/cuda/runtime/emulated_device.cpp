@@ -37,7 +37,6 @@ GpuInfo emulated_info(int32_t arch) {
 
 Status compute(core::ThreadPool& pool, const KernelEntry& kernel, const LaunchShape& shape, const void* params,
                int32_t shared_limit) {
-  if (const LaunchObserver observer = emulator_launch_observer().load(std::memory_order_relaxed)) observer(kernel.name);
   return emulator::run({.name = kernel.name,
                         .entry = reinterpret_cast<void (*)(const void*)>(const_cast<void*>(kernel.function)),
                         .params = params,
@@ -122,11 +121,6 @@ class EmulatedDevice final : public DeviceRuntime {
 std::atomic<bool>& emulator_sums_in_f32() {
   static std::atomic<bool> in_f32{false};
   return in_f32;
-}
-
-std::atomic<LaunchObserver>& emulator_launch_observer() {
-  static std::atomic<LaunchObserver> observer{nullptr};
-  return observer;
 }
 
 std::atomic<uint64_t>& emulator_seed() {

@@ -18,11 +18,6 @@ std::atomic<uint64_t>& emulator_seed();
 /// Says of later launches how wgmma sums products of e4m3 (emulator::Launch::e4m3_sums_in_f32); false at first.
 std::atomic<bool>& emulator_sums_in_f32();
 
-/// Is called with the name of each kernel that is launched from then on, unless it is null, as it is at first. Tests
-/// see by it which of several kernels computed a problem.
-using LaunchObserver = void (*)(const char* kernel);
-std::atomic<LaunchObserver>& emulator_launch_observer();
-
 /// Runs a kernel on the pool's threads before `launch` returns, or records it if the stream is being captured.
 class EmulatedQueue final : public Queue {
  public:

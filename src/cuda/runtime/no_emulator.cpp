@@ -19,11 +19,6 @@ std::atomic<bool>& emulator_sums_in_f32() {
   return in_f32;
 }
 
-std::atomic<LaunchObserver>& emulator_launch_observer() {
-  static std::atomic<LaunchObserver> observer{nullptr};
-  return observer;
-}
-
 Result<DeviceRuntime*> emulated_device(int32_t) { return without_emulator(); }
 Status EmulatedQueue::launch(const KernelEntry&, const LaunchShape&, const void*) { return without_emulator(); }
 bool EmulatedQueue::make_tensor_map(const RowTensor&, TensorMap&) const { return false; }
