@@ -21,8 +21,8 @@ ENTRY = re.compile(r"mla::emulated_(sm\d+)::kernel_entry<(.*)>\(void const\*\)$"
 def symbols(path: Path) -> list[tuple[int, str]]:
     """Returns the addresses and names of the kernels' entries in a program or a library."""
     listing = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
-    found = (line.split(" ", 2) for line in listing.splitlines() if "kernel_entry<" in line)
-    return [(int(address, 16), name) for address, kind, name in found if kind in "tTwW"]
+    found = (re.match(r"([0-9a-f]+) [tTwW] (.*kernel_entry<.*)", line) for line in listing.splitlines())
+    return [(int(match[1], 16), match[2]) for match in found if match is not None]
 
 
 def kernel_of(symbol: str) -> tuple[str, str] | None:

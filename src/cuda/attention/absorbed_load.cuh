@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A load role is one warpgroup: each of its warps loads 16 rows of every step. Thread 0 describes the units, because
-// its warp needs them first. The kernels that multiply by wgmma have such a role.
+// A load role is one warpgroup: each of its warps loads 16 rows of every step (of the paired kernel with slots only).
+// Thread 0 describes the units, because its warp needs them first. The kernels that multiply by wgmma have such a role.
 #pragma once
 
 #include "cuda/attention/absorbed_units.cuh"

@@ -18,16 +18,16 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
          has_chunks(args.q_pe, args.q_pe_stride_token, args.q_pe_stride_head);
 }
 
-/// Returns whether the paired kernel is likely to be faster. It takes some 5,800 clocks for 128 keys of 64 rows instead
-/// of 7,100, but up to 2 us more for each run. Microseconds on an H200, 2026-11-29, instead of those of the other
-/// kernel:
+/// Returns whether the paired kernel is likely to be faster. It takes some 5,800 clocks (slots: 6,300) for 128 keys of
+/// 64 rows instead of 7,100, but up to 3 us more for each run. Microseconds on an H200, 2026-11-29, instead of those of
+/// the other kernel:
 ///   pages   128 heads, 32 requests of 1k, 2k and 8k tokens: 35.7, 50.0, 137 instead of 34.3, 50.5, 148; 16 of 4k: 49.5
 ///           instead of 50.4; 100 of 2,047: 136 instead of 143.5; 64 heads, 64 of 4k: 98.7 instead of 95.6
 ///   slots   4,096 queries over 32k rows, 2,048 keys, 128 and 64 heads: 4,110, 2,105 instead of 4,340, 2,220; no rotary
 ///           channels, 512 keys: 1,213, 642 instead of 1,271, 647; before both warpgroups had the same code, rotary
-///           channels, 128 heads, 1,536 and 1,024 keys: 3,220, 2,380 instead of 3,314, 2,300
-///           rows that mostly come from memory, 64 queries over 256k rows, 128 and 64 heads: 76.9, 58.3 instead
-///           of 77.8, 56.1
+///           channels, 128 heads, 1,536 and 1,024 keys: 3,220, 2,380 instead of 3,314, 2,300; 1,024 queries of 64
+///           heads, 1,536 keys: 450 instead of 441 rows that mostly come from memory, 64 queries over 256k rows, 128
+///           and 64 heads: 76.9, 58.3 instead of 77.8, 56.1
 /// How long requests are is not known here. Servers with many requests have full caches, so that a full cache stands
 /// for the lengths.
 template <class Config>
@@ -36,14 +36,15 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
   const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
   if (args.sparse()) {
     constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
-    const int64_t fewest_keys = args.d_qk > Config::kLatentDims ? 1536 : 512;
+    const int64_t units = units_of(args.num_heads.value);
+    const int64_t fewest_keys = args.d_qk == Config::kLatentDims ? 512 : units > 1 ? 1536 : 2048;
     int64_t keys = 0, slots = 0;
     for (int i = 0; i < args.num_pools(); ++i) {
       keys += args.pools[i].topk;
       slots += args.pools[i].cache.num_slots();
     }
     return keys >= fewest_keys && args.num_tokens * keys >= kManyReads * slots &&
-           args.num_tokens * units_of(args.num_heads.value) >= kUnitsOfSm * device.num_sms;
+           args.num_tokens * units >= kUnitsOfSm * device.num_sms;
   }
   if (args.batch_size == 0) return false;
   constexpr int64_t kFewestTokens = 2048, kSmsOfUnit = 3;

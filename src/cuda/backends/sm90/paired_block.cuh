@@ -115,7 +115,8 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE float* row_sums(uint32_t group) const {
     return as<float>(memory_ + Config::kSumOffset) + group * Config::kRows;
   }
-  /// Returns a byte for each load warp that says whether some row does not see all of the warp's keys of step n.
+  /// Returns a byte for each load warp that says whether some row does not see all keys of step n; of slots, all of the
+  /// warp's keys.
   MLA_DEVICE uint8_t* masked(uint32_t n) const {
     return as<uint8_t>(memory_ + Config::kMaskedOffset) + n % Config::kStages * Config::kGroupWarps;
   }

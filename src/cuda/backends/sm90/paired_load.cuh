@@ -100,8 +100,8 @@ class PairedLoadRole : LoadRoleBase<Config, PairedBlock<Config>> {
   /// not exist are those of page 0, so that no copy leaves the cache.
   MLA_DEVICE PagePlace place_of_box(int box) const {
     // Boxes of lanes behind the last one may begin behind the largest int32_t.
-    const uint32_t key =
-        static_cast<uint32_t>(unit().segment.key_begin) + static_cast<uint32_t>(box * paired_.box_rows);
+    const uint32_t key = static_cast<uint32_t>(unit().segment.key_begin) +
+                         static_cast<uint32_t>(box) * static_cast<uint32_t>(paired_.box_rows);
     if (key >= static_cast<uint32_t>(unit().keys.length[0])) return {0, 0};
     PagePlace at = place_in_pages(static_cast<int32_t>(key), args_.pools[0].page_size);
     const int32_t page = unit().keys.entries[0][at.page];

@@ -328,8 +328,8 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       Block::row_values()[row] = of_row.output_factor();
       of_row.store_stats(args_);
     }
+    sync_math();  // also of a partial state: the sums of the next unit overwrite these
     if (partial) return;
-    sync_math();
     for_each_row([&](const auto& of_row, int r, const auto& pair) {
       of_row.template store<true>(Block::row_values()[r], pair);
     });
