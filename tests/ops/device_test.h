@@ -38,6 +38,13 @@ inline std::vector<std::tuple<std::string, std::string>> devices_and_rows(Op op)
   return all;
 }
 
+/// Returns the devices that have a certain row.
+inline std::vector<std::tuple<std::string, std::string>> devices_with(Op op, const std::string& row) {
+  std::vector<std::tuple<std::string, std::string>> all = devices_and_rows(op);
+  std::erase_if(all, [&](const auto& one) { return std::get<1>(one) != row; });
+  return all;
+}
+
 /// Returns the spec with compute = fp8, over fp8 caches where its caches are not quantized, and of e4m3 tensors in
 /// prefill.
 template <class Spec>
@@ -253,6 +260,11 @@ inline std::vector<std::tuple<std::string, std::string>> all_rows(Op op) {
 
 #define MLA_FOR_EVERY_DEVICE(Suite, op)                                                                                \
   INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::ValuesIn(mla::devices_and_rows(op)), mla::name_of_device_and_row); \
+  GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Suite)
+
+#define MLA_FOR_ROW(Suite, op, row)                                                       \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, testing::ValuesIn(mla::devices_with(op, row)), \
+                           mla::name_of_device_and_row);                                  \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Suite)
 
 }  // namespace mla

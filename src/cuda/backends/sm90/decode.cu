@@ -26,7 +26,7 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 ///   slots   4,096 queries over 32k rows, 2,048 keys, 128 and 64 heads: 4,110, 2,105 instead of 4,340, 2,220; no rotary
 ///           channels, 512 keys: 1,213, 642 instead of 1,271, 647; before both warpgroups had the same code, rotary
 ///           channels, 128 heads, 1,536 and 1,024 keys: 3,220, 2,380 instead of 3,314, 2,300; 1,024 queries of 64
-///           heads, 1,536 keys: 450 instead of 441 rows that mostly come from memory, 64 queries over 256k rows, 128
+///           heads, 1,536 keys: 450 instead of 441; rows that mostly come from memory, 64 queries over 256k rows, 128
 ///           and 64 heads: 76.9, 58.3 instead of 77.8, 56.1
 /// How long requests are is not known here. Servers with many requests have full caches, so that a full cache stands
 /// for the lengths.

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tests kernels of attention that a row of a GPU has beside others, where the tests of all rows seldom choose them.
+#include <gtest/gtest.h>
+
+#include "device_test.h"
+#include "turns.h"
+
+namespace mla {
+namespace {
+
+using kit::DecodeSparseSpec;
+using kit::DecodeSpec;
+using kit::PrefillSparseSpec;
+using kit::PrefillSpec;
+
+DType value_type(CacheFormat format) { return format == CacheFormat::kF16 ? DType::kF16 : DType::kBF16; }
+
+DecodeSpec dense_problem(CacheFormat format) {
+  DecodeSpec spec;
+  spec.cache = kit::usual_cache(format);
+  spec.q_dtype = spec.o_dtype = value_type(format);
+  spec.kv_len = {70, 0, 33};
+  return spec;
+}
+
+// cuda_sm90's paired kernel: requests of more than 64 rows in caches with room for many tokens, and many queries with
+// wide lists of keys.
+
+constexpr const char* kPairedKernel = "sm90_paired";
+
+class PairedDecode : public DeviceTest<Op::kDecode> {};
+MLA_FOR_ROW(PairedDecode, Op::kDecode, "cuda_sm90");
+
+/// Gives a cache so many pages that this kernel is chosen. That of many requests would be large, and stays as it is.
+void make_room(DecodeSpec& spec) {
+  constexpr int32_t kTokens = 2048, kMostRequests = 4;
+  const auto requests = static_cast<int32_t>(spec.kv_len.size());
+  if (requests <= kMostRequests) spec.cache.unowned_pages = kTokens * requests / spec.cache.page_size + 1;
+}
+
+TEST_P(PairedDecode, LongCaches) {
+  for (int32_t page_size : {64, 128, 8, 24, 16})
+    for (bool causal : {true, false}) {
+      DecodeSpec spec = dense_problem(page_size == 128 ? CacheFormat::kF16 : CacheFormat::kBF16);
+      spec.num_heads = 70;
+      spec.cache.page_size = page_size;
+      spec.q_len = {1, 2, 3};
+      spec.kv_len = {330, 64, 197};
+      spec.causal = causal;
+      make_room(spec);
+      expect_ok_by(kPairedKernel, spec);
+      spec.options.window_left = 70;
+      expect_ok_by(kPairedKernel, spec);
+    }
+  DecodeSpec spec = dense_problem(CacheFormat::kBF16);
+  spec.num_heads = 128;
+  for (int32_t rotary : {64, 0}) {
+    spec.cache.d_qk = 512 + rotary;
+    spec.kv_len = {0, 1, 65};
+    make_room(spec);
+    expect_ok_by(kPairedKernel, spec);
+  }
+  spec.cache.d_qk = 576;
+  for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
+    spec.kv_len = {700, 128, 129};
+    spec.score_std = std;
+    expect_ok_by(kPairedKernel, spec);
+  }
+  // Units without keys, or with one step, behind those of a request that is cut.
+  for (const std::vector<int32_t>& lengths :
+       std::vector<std::vector<int32_t>>{{2000, 0, 0, 0}, {1500, 0, 0, 700}, {640, 64, 0, 640}, {0, 900, 0, 10}}) {
+    spec.kv_len = lengths;
+    make_room(spec);
+    expect_ok_by(kPairedKernel, spec);
+  }
+}
+
+TEST_P(PairedDecode, RandomProblemsInLongCaches) {
+  const KernelsSeen seen;
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+    expect_random(turns_of(format, 16), [&](uint64_t seed) {
+      DecodeSpec spec = kit::random_decode_spec(seed, format);
+      spec.num_heads += 64;
+      make_room(spec);
+      return spec;
+    });
+  EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel));
+}
+
+class PairedDecodeSparse : public DeviceTest<Op::kDecodeSparse> {};
+MLA_FOR_ROW(PairedDecodeSparse, Op::kDecodeSparse, "cuda_sm90");
+
+/// Returns a problem of which every query has at least 1,536 indices, most of which topk_length cuts off.
+DecodeSparseSpec wide_lists(CacheFormat format) {
+  DecodeSparseSpec spec;
+  spec.pool.cache = kit::usual_cache(format);
+  spec.pool.num_tokens = 200;
+  spec.q_dtype = spec.o_dtype = value_type(format);
+  spec.num_heads = 100;
+  spec.q_len = std::vector<int32_t>(12, 1);
+  spec.pool.topk = 1600;
+  spec.pool.topk_length = kit::LengthForm::kPerToken;
+  spec.pool.lengths = {0, 1, 63, 64, 65, 128, 129, 200, 5, 300, 2, 64};
+  return spec;
+}
+
+TEST_P(PairedDecodeSparse, WideLists) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16})
+    for (int32_t rotary : {64, 0}) {
+      DecodeSparseSpec spec = wide_lists(format);
+      spec.pool.cache.d_qk = 512 + rotary;
+      expect_ok_by(kPairedKernel, spec);
+      spec.want_max_logits = spec.options.attn_sink = true;
+      spec.pool.empty_share = 0.2;
+      expect_ok_by(kPairedKernel, spec);
+      spec.extra_pool = spec.pool;
+      spec.extra_pool->topk = 70;
+      spec.extra_pool->cache.page_size = 2;
+      spec.pool.lengths = {700, 64, 0};  // splits
+      expect_ok_by(kPairedKernel, spec);
+      spec.extra_pool.reset();
+      spec.pool.lengths = {900, 0, 0};
+      expect_ok_by(kPairedKernel, spec);
+    }
+  for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
+    DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
+    spec.score_std = std;
+    spec.want_max_logits = true;
+    expect_ok_by(kPairedKernel, spec);
+  }
+}
+
+/// What the paired kernel cannot compute stays with the other one.
+TEST_P(PairedDecodeSparse, WhatTheOtherKernelKeeps) {
+  const auto expect_other = [&](const auto& change) {
+    DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
+    change(spec);
+    const KernelsSeen seen;
+    expect_ok(spec);
+    EXPECT_FALSE(seen.contains(kPairedKernel));
+  };
+  expect_other([](DecodeSparseSpec& spec) { spec.options.logits_soft_cap = 20; });
+  expect_other([](DecodeSparseSpec& spec) { spec.q_dtype = spec.o_dtype = DType::kF32; });
+  expect_other([](DecodeSparseSpec& spec) { spec.q_token_extra = spec.q_head_extra = 1; });
+  expect_other([](DecodeSparseSpec& spec) { spec.pool.cache.token_stride_extra = 3; });
+  expect_other([](DecodeSparseSpec& spec) { spec.batch_invariant = true; });
+  expect_other([](DecodeSparseSpec& spec) { spec.pool.topk = 1000; });
+  expect_other([](DecodeSparseSpec& spec) {
+    spec.extra_pool = spec.pool;
+    spec.extra_pool->topk = 70;
+    spec.extra_pool->cache.two_tensors = true;
+  });
+}
+
+class PairedPrefillSparse : public DeviceTest<Op::kPrefillSparse> {};
+MLA_FOR_ROW(PairedPrefillSparse, Op::kPrefillSparse, "cuda_sm90");
+
+TEST_P(PairedPrefillSparse, WideLists) {
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (int32_t extra : {0, 8}) {
+      PrefillSparseSpec spec;
+      spec.num_heads = 64;
+      spec.num_tokens = 24;
+      spec.num_keys = 300;
+      spec.topk = 2048;
+      spec.q_dtype = spec.o_dtype = spec.kv_dtype = dtype;
+      spec.topk_length = true;
+      spec.kv_extra = spec.q_token_extra = spec.o_head_extra = extra;
+      expect_ok_by(kPairedKernel, spec);
+    }
+}
+
+// cuda_portable.
+
+class PortableDecode : public DeviceTest<Op::kDecode> {};
+MLA_FOR_ROW(PortableDecode, Op::kDecode, "cuda_portable");
+
+TEST_P(PortableDecode, NarrowRowsOfManyHeads) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8}) {
+    DecodeSpec spec = dense_problem(format);
+    spec.num_heads = 70;
+    spec.cache.d_qk = 320;
+    spec.cache.d_v = 256;
+    expect_ok(spec);
+  }
+}
+
+/// No emulated GPU of the other tests is an sm100, whose 16-bit rows have smaller blocks.
+TEST(PortableDecodeOnSm100, ManyHeads) {
+  const Result<Context> context =
+      Context::create({.num_threads = 2, .affinity = {}, .backend = "cuda_portable", .device = "emulated:sm100"});
+  if (!context.ok()) GTEST_SKIP() << context.status().message();  // this build does not emulate it
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kF16, CacheFormat::kFP8})
+    for (int32_t d_v : {512, 256}) {
+      DecodeSpec spec;
+      spec.cache = kit::usual_cache(format);
+      spec.cache.d_v = d_v;
+      spec.cache.d_qk = d_v + 64;
+      spec.q_dtype = spec.o_dtype = value_type(format);
+      spec.num_heads = 40;
+      spec.kv_len = {130, 0, 7};
+      const kit::Outcome outcome = kit::check(*context, spec);
+      EXPECT_TRUE(outcome.ok) << outcome.line();
+      EXPECT_EQ(outcome.backend, "cuda_portable");
+    }
+}
+
+class PortablePrefill : public DeviceTest<Op::kPrefill> {};
+MLA_FOR_ROW(PortablePrefill, Op::kPrefill, "cuda_portable");
+
+TEST_P(PortablePrefill, WidthsWithoutKernelsOfTheirOwn) {
+  for (DType dtype : {DType::kBF16, DType::kF16})
+    for (const auto& [d_qk, d_v] : {std::pair{96, 64}, std::pair{64, 32}, std::pair{192, 192}}) {
+      PrefillSpec spec;
+      spec.num_heads = 2;
+      spec.dtype = spec.o_dtype = dtype;
+      spec.d_qk = d_qk;
+      spec.d_v = d_v;
+      spec.q_len = {20, 0, 9};
+      spec.kv_len = {31, 7, 9};
+      expect_ok(spec);
+    }
+}
+
+}  // namespace
+}  // namespace mla
