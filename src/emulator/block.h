@@ -38,6 +38,7 @@ enum class Wait : uint8_t {
   kVote,
   kSyncWarp,
   kLdmatrix,
+  kStmatrix,
   kMma,
   kWgmma,
   kBarrierSync,

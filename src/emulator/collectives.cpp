@@ -84,6 +84,20 @@ bool complete_ldmatrix(Block& block, void* const* lanes) {
   return true;
 }
 
+struct StmatrixLane {
+  std::byte* row;
+  const uint32_t* registers;
+};
+
+bool complete_stmatrix(Block&, void* const* lanes) {
+  constexpr int kMatrices = 4;
+  for (int l = 0; l < kWarpSize; ++l)
+    for (int i = 0; i < kMatrices; ++i)
+      std::memcpy(static_cast<const StmatrixLane*>(lanes[8 * i + l / 4])->row + l % 4 * 4,
+                  &static_cast<const StmatrixLane*>(lanes[l])->registers[i], 4);
+  return true;
+}
+
 template <class Element>
 [[gnu::always_inline]] inline void multiply(MmaTiles<Element::kPerRegister>& tiles) {
   constexpr int kK = MmaTiles<Element::kPerRegister>::kDepth;
@@ -204,6 +218,12 @@ void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, S
   if (current_thread->thread % kWarpSize < 8 * num) lane.row = shared_pointer(row, 16, 16, site);
   running_block().collective(Wait::kLdmatrix, transposed ? complete_ldmatrix<true> : complete_ldmatrix<false>, &lane,
                              site);
+}
+
+void stmatrix(uint32_t row, const uint32_t* registers, Site site) {
+  StmatrixLane lane{shared_pointer(row, 16, 16, site), registers};
+  note_shared_store(row);
+  running_block().collective(Wait::kStmatrix, complete_stmatrix, &lane, site);
 }
 
 void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site) {

@@ -125,6 +125,8 @@ void tensor_copy(uint32_t to, const void* map, const int32_t (&at)[3], uint32_t 
 
 /// Loads `num` matrices of 8 x 8 16-bit elements; lane 8 i + r gives the address of row r of matrix i.
 void ldmatrix(uint32_t* registers, uint32_t row, int32_t num, bool transposed, Site site);
+/// Stores four matrices of 8 x 8 16-bit elements, as ldmatrix() loads them.
+void stmatrix(uint32_t row, const uint32_t* registers, Site site);
 /// mma() computes c += a b with the fragments of mma.m16n8k16 (16-bit operands) and m16n8k32 (8-bit operands).
 enum class MmaType : uint8_t { kBf16, kF16, kE4M3 };
 void mma(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, MmaType type, Site site);

@@ -66,6 +66,7 @@ std::string Block::wait_text(const Thread& thread) const {
     case Wait::kVote: return "waited at vote" + place(thread.site);
     case Wait::kSyncWarp: return "waited at bar.warp.sync" + place(thread.site);
     case Wait::kLdmatrix: return "waited at ldmatrix" + place(thread.site);
+    case Wait::kStmatrix: return "waited at stmatrix" + place(thread.site);
     case Wait::kMma: return "waited at mma" + place(thread.site);
     case Wait::kWgmma: return "waited at wgmma" + place(thread.site);
     case Wait::kBarrierArrive: return "waited at bar.arrive" + place(thread.site);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// These functions are ldmatrix and mma.sync. A warp's lanes hold fragments of matrices as follows (PTX ISA, "Warp-level
-// Matrix Instructions", which draws them):
+// These functions are ldmatrix, stmatrix and mma.sync. A warp's lanes hold fragments of matrices as follows (PTX ISA,
+// "Warp-level Matrix Instructions", which draws them):
 //   lane = 4 g + t.  c[0..1]: row g, columns 2t, 2t+1; c[2..3]: row g+8.
 //   m16n8k16, 16-bit: a[0]: row g, k 2t, 2t+1; a[1]: row g+8; a[2], a[3]: the same, k + 8. b0: k 2t, 2t+1, column g;
 //   b1: k + 8. m16n8k32, 8-bit:  a[0]: row g, k 4t ... 4t+3; a[1]: row g+8; a[2], a[3]: the same, k + 16. b0, b1 alike.
@@ -57,6 +57,20 @@ MLA_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], SharedAddress row MLA_PTX_SI
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
                : "r"(row)
+               : "memory");
+#endif
+}
+
+/// stmatrix.sync.aligned.m8n8.x4.shared.b16 (SM90 and later): stores four 8 x 8 matrices of 16-bit elements, as
+/// ldmatrix_x4 loads them.
+template <int kOn = kArch>
+MLA_DEVICE void stmatrix_x4(SharedAddress row, const uint32_t (&r)[4] MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "stmatrix came with SM90");
+#if MLA_EMULATED
+  emulator::stmatrix(row, r, MLA_PTX_HERE);
+#else
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
                : "memory");
 #endif
 }

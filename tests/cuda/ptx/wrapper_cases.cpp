@@ -239,6 +239,13 @@ void expect_ldmatrix(const Words& in, Words& out) {
       }
 }
 
+void expect_stmatrix(const Words& in, Words& out) {
+  // Row i of matrix m goes where lane 8 m + i says; lane 4 i + t has elements 2 t and 2 t + 1 of it.
+  for (size_t m = 0; m < 4; ++m)
+    for (size_t i = 0; i < 8; ++i)
+      for (size_t t = 0; t < 4; ++t) out[((8 * m + i) * 11 + 5) % 32 * 4 + t] = in[32 * m + 4 * i + t];
+}
+
 /// Computes the product by where the PTX ISA puts each element. kPer is the number of elements per register.
 template <size_t kPer, float (*kValue)(uint32_t)>
 void expect_mma(const Words& in, Words& out) {
@@ -561,6 +568,7 @@ constexpr WrapperCase kCases[] = {
     {"tensor_copies", Compare::kBits, fill_bits, expect_tensor_copies},
     {"clusters", Compare::kBits, fill_bits, expect_clusters},
     {"election", Compare::kBits, fill_bits, expect_election},
+    {"stmatrix", Compare::kBits, fill_bits, expect_stmatrix},
     {"registers", Compare::kBits, fill_bits, expect_registers},
     MLA_FOR_EVERY_WGMMA(X),
     {"wgmma_e4m3_32_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<32>},

@@ -242,6 +242,19 @@ struct Ldmatrix : WrapperKernelBase<32, 1, 512> {
   }
 };
 
+#if MLA_CUDA_ARCH >= 90
+/// Stores four 8 x 8 matrices whose rows lie in an order of their own.
+struct Stmatrix : WrapperKernelBase<32, 1, 512> {
+  static MLA_DEVICE void run(const Params& p) {
+    const int lane = ptx::lane();
+    const uint32_t r[4] = {p.in[lane], p.in[lane + 32], p.in[lane + 64], p.in[lane + 96]};
+    ptx::stmatrix_x4(ptx::shared_address(ptx::shared_memory()) + static_cast<uint32_t>((lane * 11 + 5) % 32) * 16, r);
+    ptx::sync_block();
+    for (int i = 0; i < 4; ++i) p.out[lane + 32 * i] = reinterpret_cast<uint32_t*>(ptx::shared_memory())[lane + 32 * i];
+  }
+};
+#endif
+
 enum class Multiply { kBf16, kF16, kE4M3 };
 
 /// Multiplies raw fragments: registers a, b, c of lane l are words 10 l ... of the input.
@@ -500,6 +513,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     {"tensor_copies", launch_tensor_copies},
     {"clusters", launch_one<Clusters>},
     {"election", launch_one<Election>},
+    {"stmatrix", launch_one<Stmatrix>},
 #endif
 #if MLA_CUDA_ARCH == 90 || (MLA_CUDA_ARCH >= 100 && MLA_CUDA_ARCH < 120)
     {"registers", launch_one<Registers>},

@@ -131,7 +131,7 @@ bool has_instruction(int32_t arch, int32_t gpu, std::string_view name) {
   if (name.starts_with("wgmma")) return arch == 90;
   if (name == "registers") return arch == 90 || written_for(arch) == 100;
   if (name == "bulk_copies" || name == "copies_with_barriers" || name == "tensor_copies" || name == "clusters" ||
-      name == "election")
+      name == "election" || name == "stmatrix")
     return arch >= 90;
   return name != "mma_e4m3" || arch >= 89;
 }
