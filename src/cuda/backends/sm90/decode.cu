@@ -18,39 +18,40 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
          has_chunks(args.q_pe, args.q_pe_stride_token, args.q_pe_stride_head);
 }
 
-/// Returns whether the paired kernel is likely to be faster. It takes some 5,800 clocks (slots: 6,300) for 128 keys of
-/// 64 rows instead of 7,100, but up to 3 us more for each run. Microseconds on an H200, 2026-11-29, instead of those of
-/// the other kernel:
-///   pages   128 heads, 32 requests of 1k, 2k and 8k tokens: 35.7, 50.0, 137 instead of 34.3, 50.5, 148; 16 of 4k: 49.5
-///           instead of 50.4; 100 of 2,047: 136 instead of 143.5; 64 heads, 64 of 4k: 98.7 instead of 95.6
-///   slots   4,096 queries over 32k rows, 2,048 keys, 128 and 64 heads: 4,110, 2,105 instead of 4,340, 2,220; no rotary
-///           channels, 512 keys: 1,213, 642 instead of 1,271, 647; before both warpgroups had the same code, rotary
-///           channels, 128 heads, 1,536 and 1,024 keys: 3,220, 2,380 instead of 3,314, 2,300; 1,024 queries of 64
-///           heads, 1,536 keys: 450 instead of 441; rows that mostly come from memory, 64 queries over 256k rows, 128
-///           and 64 heads: 76.9, 58.3 instead of 77.8, 56.1
-/// How long requests are is not known here. Servers with many requests have full caches, so that a full cache stands
-/// for the lengths.
+/// Returns whether the paired kernel is likely to be faster. Steps take it less time, a run some 2 us more.
+/// Microseconds on an H200, 2026-11-29, instead of those of the other kernel:
+///   pages   128 heads, 4, 8 and 16 requests of 1k tokens: 19.8, 24.8, 28.8 instead of 17.8, 22.8, 27.1; 8 of 4k, 16 of
+///           2k and 32 of 1k: 35.2, 35.4, 35.8 instead of 34.7, 35.0, 34.9; 16 of 4k: 48.1 instead of 50.0; two query
+///           tokens, 4 of 4k: 37.7 instead of 41.5; 64 heads, 64 of 4k: 98.9 instead of 97.0
+///   slots   1,024 queries over 32k rows, 1,024 keys, 128 and 64 heads: 546, 293 instead of 601, 308; 64 heads, 1,536
+///           keys: 404 instead of 434. Of the kernel as it was before its votes became one, no rotary channels, 4,096
+///           queries, 512 keys: 1,213, 642 instead of 1,271, 647; rows that mostly come from memory, 64 queries over
+///           256k rows, 2,048 keys: 76.9, 58.3 instead of 77.8, 56.1
+/// How long requests are is not known here. Servers with many requests have full caches, so that the room for each
+/// request stands for its length. With few requests it would do so badly: they stay with the other kernel.
 template <class Config>
 bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& device) {
   if (args.batch_invariant) return false;
   const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
   if (args.sparse()) {
     constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
-    const int64_t units = units_of(args.num_heads.value);
-    const int64_t fewest_keys = args.d_qk == Config::kLatentDims ? 512 : units > 1 ? 1536 : 2048;
+    const int64_t fewest_keys = args.d_qk == Config::kLatentDims ? 512 : 1024;
     int64_t keys = 0, slots = 0;
     for (int i = 0; i < args.num_pools(); ++i) {
       keys += args.pools[i].topk;
       slots += args.pools[i].cache.num_slots();
     }
     return keys >= fewest_keys && args.num_tokens * keys >= kManyReads * slots &&
-           args.num_tokens * units >= kUnitsOfSm * device.num_sms;
+           args.num_tokens * units_of(args.num_heads.value) >= kUnitsOfSm * device.num_sms;
   }
   if (args.batch_size == 0) return false;
-  constexpr int64_t kFewestTokens = 2048, kSmsOfUnit = 3;
-  const int64_t rows = args.num_tokens * args.num_heads.value / args.batch_size;
-  return rows > Config::kRows && args.batch_size * units_of(rows) * kSmsOfUnit >= device.num_sms &&
-         args.pools[0].cache.num_slots() >= kFewestTokens * args.batch_size;
+  constexpr int64_t kFewestTokens = 2048, kSmsOfUnit = 5, kFewestKeysOfSm = 640;
+  const int64_t rows = args.num_tokens * args.num_heads.value,
+                tokens = args.pools[0].cache.num_slots() / args.batch_size;
+  // Units of requests with several query tokens take the other kernel longer, for a reason that is not known.
+  const int64_t counts = args.num_tokens >= 2 * args.batch_size ? 2 : 1, units = units_of(rows) * counts;
+  return rows > Config::kRows * args.batch_size && tokens >= kFewestTokens && units * kSmsOfUnit >= device.num_sms &&
+         units * tokens >= kFewestKeysOfSm * device.num_sms;
 }
 
 /// Returns whether the paired kernel can compute rows of a pool: they are copied 16 bytes at a time.

@@ -12,8 +12,8 @@
 //   load   unit_empty(u - 2) -> describe u -> unit_full(u);  q_empty(u - 1) -> queries -> q_full(u);
 //          kv_empty(n - 2, half) -> pieces -> kv_full(n, piece)
 //   math   unit_full(u), q_full(u);  for its own steps n; behind the last scores -> q_empty(u):
-//          kv_full(n, piece) -> S(n);  p_full(n - 1) -> O += P(n - 1) V, which runs while S(n) -> P(n) -> p_full(n);
-//          -> kv_empty(n - 1, its half);  O += P(n) V, P in registers -> kv_empty(n, its half)
+//          kv_full(n, piece) -> half of S(n);  p_full(n - 1) -> O += P(n - 1) V -> kv_empty(n - 1, its half);
+//          kv_full(n, piece) -> S(n) -> P(n) -> p_full(n);  O += P(n) V, P in registers -> kv_empty(n, its half)
 // docs/kernels/cuda_sm90_paired.md describes the kernel.
 #pragma once
 
