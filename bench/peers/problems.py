@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The problems that cases describe: tensors, which libmla and its peers share, and libmla's calls.
 
-Caches come in several copies that calls take in turns, so that they are read from memory and not from the L2 cache.
+Caches come in several copies that calls take in turns, so that they are read from memory and not from the L2 cache. Each
+problem has key_tensors(), those of its keys and values.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Decode:
         self.rows = [torch.randn(shape, device=device, dtype=torch.bfloat16).to(dtype) for _ in range(copies)]
         self.ckv_scale = torch.ones(1, device=device)
 
+    def key_tensors(self) -> list[torch.Tensor]:
+        return self.rows
+
     def libmla(self) -> Side:
         out = torch.empty(*self.q.shape[:2], D_V, device=self.q.device, dtype=self.q.dtype)
         lse = torch.empty(self.q.shape[:2], device=self.q.device)
@@ -115,6 +119,9 @@ class DecodeSparse:
             return libmla.KvCache(self.format, kv=memory.view(len(memory), PAGE_SIZE, -1))
         return libmla.KvCache(self.format, kv=memory, page_size=PAGE_SIZE)
 
+    def key_tensors(self) -> list[torch.Tensor]:
+        return self.pools + ([] if self.extra_pool is None else [self.extra_pool])
+
     def libmla(self) -> Side:
         out = torch.empty(self.batch, self.heads, D_V, device=self.q.device, dtype=self.q.dtype)
         lse = torch.empty(self.batch, self.heads, device=self.q.device)
@@ -136,6 +143,9 @@ class PrefillSparse:
         self.kv = torch.randn(keys, 1, d_qk, device=device, dtype=torch.bfloat16)
         self.indices = _distinct(queries, topk, keys, device)
 
+    def key_tensors(self) -> list[torch.Tensor]:
+        return [self.kv]
+
     def libmla(self) -> Side:
         out = torch.empty(*self.q.shape[:2], D_V, device=self.q.device, dtype=self.q.dtype)
         lse, max_logits = (torch.empty(self.q.shape[:2], device=self.q.device) for _ in range(2))
@@ -154,6 +164,9 @@ class Prefill:
         self.q, self.k = (torch.randn(tokens, heads, 192, device=device, dtype=torch.bfloat16) for _ in range(2))
         self.v = torch.randn(tokens, heads, 128, device=device, dtype=torch.bfloat16)
         self.indptr = _int32(range(0, tokens + 1, length), device)
+
+    def key_tensors(self) -> list[torch.Tensor]:
+        return [self.k, self.v]
 
     def libmla(self) -> Side:
         out = torch.empty_like(self.v)
@@ -185,6 +198,9 @@ class IndexerLogits:
             keys = torch.randn(tokens, 128, device=device, dtype=torch.bfloat16)
             libmla.append_indexer(keys, torch.arange(tokens, device=device), memory, page_size=PAGE_SIZE)
             self.caches.append(memory)
+
+    def key_tensors(self) -> list[torch.Tensor]:
+        return self.caches
 
     def seen(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logits of the keys that all queries see: what lies behind a query's own is unspecified."""

@@ -182,6 +182,45 @@ def test_outputs_that_differ_are_no_reading(
     assert [group["peer"] for group in json.loads(out.read_text(encoding="utf-8"))["groups"]] == ["cuDNN"]
 
 
+@pytest.mark.parametrize(("operation", "name", "shape"), SMALL)
+def test_outputs_of_zeros_are_zero(script: ModuleType, operation: str, name: str, shape: dict[str, Any]) -> None:
+    problem = script.PROBLEMS[operation](torch.device("cpu"), **shape)
+    side = problem.libmla()
+    assert side.output().count_nonzero() > 0
+    for tensor in problem.key_tensors():
+        tensor.view(torch.uint8).zero_()
+    assert side.output().count_nonzero() == 0, name
+
+
+def test_keys_become_zeros_once_outputs_have_been_compared(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[Any] = []
+    kind = script.PROBLEMS["prefill_sparse"]
+    make = kind.__init__
+
+    def remember(self: Any, *values: Any, **named: Any) -> None:
+        make(self, *values, **named)
+        problems.append(self)
+
+    at_comparison: list[int] = []
+    difference = script.difference
+
+    def compare(*outputs: torch.Tensor) -> float:
+        at_comparison.append(int(problems[-1].kv.count_nonzero()))
+        return difference(*outputs)
+
+    monkeypatch.setattr(kind, "__init__", remember)
+    monkeypatch.setattr(script, "difference", compare)
+    out = tmp_path / "readings.json"
+    arguments = ["--device", "cpu", "--rounds", "1", "--case", "sparse prefill", "--zeros", "--out", str(out)]
+    assert script.main(arguments) == 0
+    assert len(at_comparison) == 1 and at_comparison[0] > 0
+    (compared,) = (one for one in problems if one.kv.count_nonzero() == 0)
+    assert compared.kv.numel() == at_comparison[0]
+    assert "keys and values are 0" in json.loads(out.read_text(encoding="utf-8"))["method"]
+
+
 def test_a_peer_that_refuses_does_not_stop_the_others(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
