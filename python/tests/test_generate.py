@@ -229,7 +229,13 @@ def test_a_model_without_latents_runs_unpatched_only(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     "option",
-    [("--max-new-tokens", "0"), ("--temperature", "-1"), ("--top-p", "0"), ("--num-threads", "x"), ("--page-size", "0")],
+    [
+        ("--max-new-tokens", "0"),
+        ("--temperature", "-1"),
+        ("--top-p", "0"),
+        ("--num-threads", "x"),
+        ("--page-size", "0"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
