@@ -34,7 +34,7 @@ except ImportError as error:
     sys.exit(f"bench/peers: {error}. It needs torch, and libmla (pip install . in the checkout).")
 
 METHOD = "Medians; libmla and the peer measured in one process, in turns, as CUDA graphs."
-METHOD_OF_ZEROS = METHOD + " All keys and values are 0, so that clocks do not depend on power."
+METHOD_OF_ZEROS = METHOD + " All keys and values are 0, which takes little power."
 # Both outputs are rounded to bf16, and P between the products is, too: they differ by some 0.4 %. e4m3 products of the
 # indexer differ by less.
 LARGEST_DIFFERENCE = 0.02
@@ -56,12 +56,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="also run each side for so long: times, clocks and joules under the power limit",
+        help="also run each side for so long: times, clocks and joules at a stretch",
     )
     parser.add_argument(
         "--zeros",
         action="store_true",
-        help="time keys and values of 0, whose products take so little power that clocks do not depend on it",
+        help="time keys and values of 0, whose products take so little power that clocks hardly depend on it",
     )
     parser.add_argument("--out", metavar="FILE", help="write the readings as JSON, which `libmla plot` draws")
     parser.add_argument("--chart", metavar="FOLDER", help="draw the readings there, as SVG")
@@ -134,7 +134,7 @@ def line(case: Case, peer: Peer, found: dict[str, Any]) -> str:
     if "libmla_sustained" in found:
         for side, name in (("peer", peer.name), ("libmla", "libmla")):
             run = found[f"{side}_sustained"]
-            text += f"\n    {name} under the power limit: {run['us']:.1f} us at {run['clock_mhz']:.0f} MHz, "
+            text += f"\n    {name} at a stretch: {run['us']:.1f} us at {run['clock_mhz']:.0f} MHz, "
             text += f"{run['millijoules']:.0f} mJ a call"
     return text
 

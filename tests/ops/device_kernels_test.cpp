@@ -87,10 +87,28 @@ TEST_P(PairedDecode, RandomProblemsInLongCaches) {
   EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel));
 }
 
+/// What would not gain there stays with the other kernel.
+TEST_P(PairedDecode, WhatTheOtherKernelKeeps) {
+  const auto expect_other = [&](const auto& change) {
+    DecodeSpec spec = dense_problem(CacheFormat::kBF16);
+    spec.num_heads = 128;
+    make_room(spec);
+    change(spec);
+    const KernelsSeen seen;
+    expect_ok(spec);
+    EXPECT_FALSE(seen.contains(kPairedKernel));
+  };
+  expect_other([](DecodeSpec& spec) { spec.cache.unowned_pages /= 2; });
+  expect_other([](DecodeSpec& spec) { spec.num_heads = 64; });
+  expect_other([](DecodeSpec& spec) { spec.batch_invariant = true; });
+  expect_other([](DecodeSpec& spec) { spec.options.logits_soft_cap = 20; });
+}
+
 class PairedDecodeSparse : public DeviceTest<Op::kDecodeSparse> {};
 MLA_FOR_ROW(PairedDecodeSparse, Op::kDecodeSparse, "cuda_sm90");
 
-/// Returns a problem of which every query has at least 1,536 indices, most of which topk_length cuts off.
+/// Returns a problem of which every query has 1,024 indices, the fewest with rotary channels that go there, most of
+/// which topk_length cuts off.
 DecodeSparseSpec wide_lists(CacheFormat format) {
   DecodeSparseSpec spec;
   spec.pool.cache = kit::usual_cache(format);
@@ -98,7 +116,7 @@ DecodeSparseSpec wide_lists(CacheFormat format) {
   spec.q_dtype = spec.o_dtype = value_type(format);
   spec.num_heads = 100;
   spec.q_len = std::vector<int32_t>(12, 1);
-  spec.pool.topk = 1600;
+  spec.pool.topk = 1024;
   spec.pool.topk_length = kit::LengthForm::kPerToken;
   spec.pool.lengths = {0, 1, 63, 64, 65, 128, 129, 200, 5, 300, 2, 64};
   return spec;
@@ -144,7 +162,7 @@ TEST_P(PairedDecodeSparse, WhatTheOtherKernelKeeps) {
   expect_other([](DecodeSparseSpec& spec) { spec.q_token_extra = spec.q_head_extra = 1; });
   expect_other([](DecodeSparseSpec& spec) { spec.pool.cache.token_stride_extra = 3; });
   expect_other([](DecodeSparseSpec& spec) { spec.batch_invariant = true; });
-  expect_other([](DecodeSparseSpec& spec) { spec.pool.topk = 1000; });
+  expect_other([](DecodeSparseSpec& spec) { spec.pool.topk = 1023; });
   expect_other([](DecodeSparseSpec& spec) {
     spec.extra_pool = spec.pool;
     spec.extra_pool->topk = 70;
@@ -162,7 +180,7 @@ TEST_P(PairedPrefillSparse, WideLists) {
       spec.num_heads = 64;
       spec.num_tokens = 24;
       spec.num_keys = 300;
-      spec.topk = 2048;
+      spec.topk = 1024;
       spec.q_dtype = spec.o_dtype = spec.kv_dtype = dtype;
       spec.topk_length = true;
       spec.kv_extra = spec.q_token_extra = spec.o_head_extra = extra;
