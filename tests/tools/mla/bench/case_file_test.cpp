@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <filesystem>
 #include <fstream>
 
 #include "mla/bench/cases.h"
@@ -15,11 +18,13 @@ class CaseFile : public testing::Test {
     std::ofstream(path_) << text;
     return load_case_file(path_, flags);
   }
+  void TearDown() override { std::filesystem::remove(path_); }
   void expect_error(const std::string& text, const std::vector<std::string>& parts) {
     expect_usage_error([&] { load(text); }, parts);
   }
 
-  std::string path_ = testing::TempDir() + "mla_cases.yaml";
+  // Tests run beside each other, each in a process of its own.
+  const std::string name_ = "mla_cases_" + std::to_string(getpid()) + ".yaml", path_ = testing::TempDir() + name_;
 };
 
 TEST_F(CaseFile, DefaultsCasesAndFlags) {
@@ -57,7 +62,7 @@ TEST_F(CaseFile, KeysHaveTheNamesOfPythonsArgumentsToo) {
 }
 
 TEST_F(CaseFile, NamesTheLineOfEveryMistake) {
-  expect_error("cases:\n  - heads: [1, 2\n", {"mla_cases.yaml:"});
+  expect_error("cases:\n  - heads: [1, 2\n", {name_ + ":"});
   expect_error("cases:\n  - heads: 16\n    haeds: 16\n", {":3:", "haeds: unknown key; did you mean 'heads'?"});
   expect_error("cases:\n  - op: decode\n    heads: many\n", {":3:", "heads", "many"});
   expect_error("cases:\n  - op: dekode\n", {":2:", "op", "decode"});
@@ -71,7 +76,7 @@ TEST_F(CaseFile, NamesTheLineOfEveryMistake) {
   expect_error("things: []\n", {":1:", "things", "unknown key"});
   expect_error("- 1\n", {"map"});
   expect_error("", {"map"});
-  expect_error("\x01\x02", {"mla_cases.yaml"});
+  expect_error("\x01\x02", {name_});
 }
 
 TEST_F(CaseFile, RefusesWhatIsNoFile) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mla/bench/cases.h"
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 
@@ -155,10 +158,14 @@ TEST(Expand, RefusesByName) {
 class Trace : public testing::Test {
  protected:
   std::string write(const std::string& text) {
-    std::string path = testing::TempDir() + "mla_lengths.jsonl";
-    std::ofstream(path) << text;
-    return path;
+    std::ofstream(path_) << text;
+    return path_;
   }
+  void TearDown() override { std::filesystem::remove(path_); }
+
+ private:
+  // Tests run beside each other, each in a process of its own.
+  const std::string path_ = testing::TempDir() + "mla_lengths_" + std::to_string(getpid()) + ".jsonl";
 };
 
 TEST_F(Trace, GivesRaggedAndEqualLengthsOfOneTotal) {
