@@ -148,6 +148,75 @@ TEST_P(PairedDecodeSparse, WideLists) {
   }
 }
 
+// Rows of e4m3 whose scales are those of 64 channels or more are decoded, in clusters of two blocks.
+constexpr CacheFormat kDecoded[] = {CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4, CacheFormat::kFP8Nope,
+                                    CacheFormat::kFP8};
+
+/// Returns a problem with 512 indices for every query, the fewest that go there.
+DecodeSparseSpec lists_to_decode(CacheFormat format) {
+  DecodeSparseSpec spec = wide_lists(format);
+  spec.pool.topk = 512;
+  if (format == CacheFormat::kFP8) spec.pool.cache.d_qk = 512;  // its rotary channels would be quantized
+  return spec;
+}
+
+TEST_P(PairedDecodeSparse, ListsOfQuantizedRows) {
+  for (CacheFormat format : kDecoded) {
+    DecodeSparseSpec spec = lists_to_decode(format);
+    for (int32_t num_heads : {100, 65, 127}) {
+      spec.num_heads = num_heads;
+      expect_ok_by(kPairedKernel, spec);
+    }
+    spec.num_heads = 128;
+    spec.q_len.resize(3);
+    spec.want_max_logits = spec.options.attn_sink = true;
+    spec.pool.empty_share = 0.2;
+    spec.pool.invalid_share = 0.3;
+    for (int32_t extra_topk : {0, 70, 128, 512}) {
+      if (extra_topk > 0) {
+        spec.extra_pool = spec.pool;
+        spec.extra_pool->topk = extra_topk;
+        spec.extra_pool->cache.page_size = 2;
+      }
+      spec.pool.lengths = {700, 64, 0};  // splits
+      expect_ok_by(kPairedKernel, spec);
+      spec.pool.lengths = {512, 1, 65};
+      expect_ok_by(kPairedKernel, spec);
+    }
+    spec.extra_pool.reset();
+    for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
+      spec.score_std = std;
+      expect_ok_by(kPairedKernel, spec);
+    }
+  }
+}
+
+/// Pools of different formats have their scales in different places.
+TEST_P(PairedDecodeSparse, QuantizedRowsOfTwoFormats) {
+  for (const auto& [first, second] :
+       {std::pair{CacheFormat::kFP8Nope, CacheFormat::kFP8}, std::pair{CacheFormat::kFP8, CacheFormat::kFP8Nope}}) {
+    DecodeSparseSpec spec = lists_to_decode(first);
+    spec.extra_pool = lists_to_decode(second).pool;
+    spec.extra_pool->topk = 130;
+    expect_ok_by(kPairedKernel, spec);
+  }
+}
+
+TEST_P(PairedDecodeSparse, RandomListsOfQuantizedRows) {
+  for (CacheFormat format : {CacheFormat::kFP8DsMla, CacheFormat::kFP8DsV4, CacheFormat::kFP8Nope}) {
+    const KernelsSeen seen;
+    expect_random(std::max(turns_of(format, 24), 6), [&](uint64_t seed) {
+      DecodeSparseSpec spec = kit::random_decode_sparse_spec(seed, format);
+      spec.num_heads = 72 + spec.num_heads % 8 * 8;
+      spec.pool.topk += 512;
+      spec.q_dtype = DType::kBF16;
+      if (spec.o_dtype == DType::kF16) spec.o_dtype = DType::kBF16;
+      return spec;
+    });
+    EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel)) << name(format);
+  }
+}
+
 /// What the paired kernel cannot compute stays with the other one.
 TEST_P(PairedDecodeSparse, WhatTheOtherKernelKeeps) {
   const auto expect_other = [&](const auto& change) {
@@ -168,6 +237,32 @@ TEST_P(PairedDecodeSparse, WhatTheOtherKernelKeeps) {
     spec.extra_pool->topk = 70;
     spec.extra_pool->cache.two_tensors = true;
   });
+}
+
+/// Quantized rows that the paired kernel does not decode, and units that have no neighbour with the same list.
+TEST_P(PairedDecodeSparse, QuantizedRowsThatTheOtherKernelKeeps) {
+  const auto expect_other = [&](CacheFormat format, const auto& change) {
+    DecodeSparseSpec spec = wide_lists(format);
+    change(spec);
+    const KernelsSeen seen;
+    expect_ok(spec);
+    EXPECT_FALSE(seen.contains(kPairedKernel));
+  };
+  const auto nothing = [](DecodeSparseSpec&) {};
+  expect_other(CacheFormat::kFP8, nothing);  // its rotary channels are quantized
+  expect_other(CacheFormat::kFP8DsV41, nothing);
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.pool.topk = 511; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.num_heads = 64; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.num_heads = 129; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.options.logits_soft_cap = 20; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.batch_invariant = true; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) {
+    spec.extra_pool = spec.pool;
+    spec.extra_pool->topk = 70;
+    spec.extra_pool->cache = kit::usual_cache(CacheFormat::kNvFP4DsMla);
+  });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.q_token_extra = spec.q_head_extra = 1; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.pool.cache.token_stride_extra = 4; });
 }
 
 class PairedPrefillSparse : public DeviceTest<Op::kPrefillSparse> {};

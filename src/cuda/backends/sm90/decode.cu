@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host side of decode, decode_sparse and prefill_sparse in cuda_sm90 chooses the kernel.
+#include <bit>
+
 #include "cuda/attention/absorbed_problem.cuh"
 #include "cuda/backends/sm90/absorbed.cuh"
 #include "cuda/backends/sm90/operations.h"
@@ -27,20 +29,25 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 ///           keys: 404 instead of 434. Of the kernel as it was before its votes became one, no rotary channels, 4,096
 ///           queries, 512 keys: 1,213, 642 instead of 1,271, 647; rows that mostly come from memory, 64 queries over
 ///           256k rows, 2,048 keys: 76.9, 58.3 instead of 77.8, 56.1
+///   slots of quantized rows, fp8_ds_mla, 64 tokens of 128 heads, 2026-11-30, 512, 1,024, 2,048 keys: 34.1, 53.6, 88.2
+///           instead of 35.8, 57.8, 102.2; earlier versions, 128 and 256 keys: 20.4, 25.2 instead of 18.1, 24.3
 /// How long requests are is not known here. Servers with many requests have full caches, so that the room for each
 /// request stands for its length. With few requests it would do so badly: they stay with the other kernel.
 template <class Config>
 bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& device) {
-  if (args.batch_invariant) return false;
   const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
+  int64_t keys = 0, slots = 0;  // in sparse attention
+  for (int i = 0; i < args.num_pools(); ++i) {
+    keys += args.pools[i].topk;
+    slots += args.pools[i].cache.num_slots();
+  }
+  // Channels are summed in an order that depends on whether a step has an even number, and so on the units before.
+  if (args.batch_invariant) return false;
+  // Of a token with two units the plan makes two row lanes (plan.cuh), which are the two blocks of a cluster.
+  if constexpr (Config::kQuantized) return args.sparse() && keys >= 512 && units_of(args.num_heads.value) == 2;
   if (args.sparse()) {
     constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
     const int64_t fewest_keys = args.d_qk == Config::kLatentDims ? 512 : 1024;
-    int64_t keys = 0, slots = 0;
-    for (int i = 0; i < args.num_pools(); ++i) {
-      keys += args.pools[i].topk;
-      slots += args.pools[i].cache.num_slots();
-    }
     return keys >= fewest_keys && args.num_tokens * keys >= kManyReads * slots &&
            args.num_tokens * units_of(args.num_heads.value) >= kUnitsOfSm * device.num_sms;
   }
@@ -54,13 +61,20 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
          units * tokens >= kFewestKeysOfSm * device.num_sms;
 }
 
-/// Returns whether the paired kernel can compute rows of a pool: they are copied 16 bytes at a time.
+/// Returns whether the paired kernel can compute rows of a pool: they are copied 16 bytes at a time. It decodes e4m3
+/// whose scales are those of 64 channels or more.
 template <class Config>
 bool has_rows(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool) {
   const core::Cache& cache = pool.cache;
-  return cache.ckv_dtype == Config::kType && cache.d_ckv == Config::kLatentDims &&
-         cache.d_ckv + cache.d_kpe == args.d_qk && (cache.d_kpe == 0 || cache.d_kpe == Config::kRopeDims) &&
-         pool.contiguous;
+  if (cache.d_ckv + cache.d_kpe != args.d_qk || (cache.d_kpe != 0 && cache.d_kpe != Config::kRopeDims)) return false;
+  if constexpr (Config::kQuantized) {
+    constexpr int kShift = std::bit_width(uint32_t{Config::kPieceDims / kVector}) - 1;
+    const bool all_latent = cache.d_ckv == Config::kLatentDims;
+    return (all_latent || args.d_qk == Config::kLatentDims) && cache.d_ckv == args.pools[0].cache.d_ckv &&
+           pool.direct && pool.common_e4m3 && pool.scale_shift >= kShift && !pool.quantized_kpe;
+  } else {
+    return cache.ckv_dtype == Config::kType && cache.d_ckv == Config::kLatentDims && pool.contiguous;
+  }
 }
 
 /// Describes the problem for the paired kernel. Returns false where it cannot compute it: of pages it copies boxes of
@@ -90,10 +104,10 @@ struct Kernels {
   /// Launches the paired kernel, which takes the same work list, where it can compute the problem.
   template <class Kernel>
   static Status launch(cuda::Queue& queue, cuda::LaunchShape shape, const cuda::AbsorbedArgs& args) {
-    if constexpr (!Kernel::Config::kQuantized && Kernel::Config::kLatentDims == 512) {
-      using Config = PairedConfig<Kernel::Config::kType>;
+    if constexpr (Kernel::Config::kLatentDims == 512) {
+      using Config = PairedConfig<Kernel::Config::kType, Kernel::Config::kQuantized>;
       static_assert(Config::kRows == Kernel::Config::kRows && Config::kPlanKeys == Kernel::Config::kPlanKeys &&
-                    PairedKernel<Config>::kMinBlocks == Kernel::kMinBlocks && Kernel::kCluster == 1);
+                    PairedKernel<Config>::kMinBlocks == Kernel::kMinBlocks && Kernel::kCluster == Config::kCluster);
       PairedArgs params{.args = args, .keys = {}, .box_rows = 0};
       if (is_faster<Config>(args, queue.device()) && describe<Config>(queue, params)) {
         shape.shared_bytes = Config::kSharedBytes;

@@ -29,14 +29,10 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE void init() const {
     if (ptx::thread_index() == 0) {
       for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
-        for (int piece = 0; piece < Config::kPieces; ++piece) {
-          const bool has_masks = piece >= Config::kLatentPieces;
-          const int of_pages = has_masks ? 2 : 1,
-                    of_slots = Config::kGroupThreads + (has_masks ? Config::kGroupWarps : 0);
-          ptx::mbarrier_init(kv_full(stage, piece), args_.sparse() ? of_slots : of_pages);
-        }
+        for (int piece = 0; piece < Config::kPieces; ++piece)
+          ptx::mbarrier_init(kv_full(stage, piece), arrivals(piece));
         for (int half = 0; half < Config::kMathGroups; ++half)
-          ptx::mbarrier_init(kv_empty(stage, half), Config::kGroupWarps);
+          ptx::mbarrier_init(kv_empty(stage, half), Config::kGroupWarps * Config::kCluster);
         ptx::mbarrier_init(s_done(stage), Config::kGroupWarps);
         ptx::mbarrier_init(p_full(stage), Config::kGroupWarps);
       }
@@ -47,6 +43,7 @@ class PairedBlock : protected AbsorbedUnits<Config> {
     }
     Units::init_unit_number();
     ptx::sync_block();
+    if constexpr (Config::kCluster > 1) ptx::sync_cluster();
   }
 
  protected:
@@ -54,12 +51,13 @@ class PairedBlock : protected AbsorbedUnits<Config> {
 
   /// A phase of kv_full ends when a piece of step n's rows is in the stage. With the last piece, the rotary channels,
   /// the step's masks are there, too. Rows that are found by slots come in three parts, each of which has the barrier
-  /// of its first piece: all threads of the load warpgroup arrive for their copies.
+  /// of its first piece: all threads of the load warpgroup arrive for their copies, and each warp for what it decodes.
   MLA_DEVICE ptx::SharedAddress kv_full(uint32_t n, int piece) const {
     return barrier(Config::kKvFull + n % Config::kStages * Config::kPieces + static_cast<uint32_t>(piece));
   }
   /// A phase of kv_empty ends when the warpgroup `half` has multiplied the values of its half of the channels of step
-  /// n. The other one reads P as well, which is in the place of the rotary channels.
+  /// n. The other one reads P as well, which is in the place of the rotary channels. In a cluster the same warpgroups
+  /// of both blocks arrive, since a block's rows are stored in both.
   MLA_DEVICE ptx::SharedAddress kv_empty(uint32_t n, uint32_t half) const {
     return barrier(Config::kKvEmpty + n % Config::kStages * Config::kMathGroups + half);
   }
@@ -76,6 +74,12 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   /// Returns the first of the load warps that copy queries.
   MLA_DEVICE int first_query_warp() const { return args_.sparse() ? 0 : Config::kFirstQueryWarp; }
   MLA_DEVICE bool has_rope() const { return args_.d_qk > Config::kLatentDims; }
+  /// Returns the piece that has the rotary channels, -1 if there are none. Formats that quantize all channels but the
+  /// last 64 of 512 have them in the last latent piece.
+  MLA_DEVICE int rope_piece() const {
+    return args_.pools[0].cache.d_kpe == 0 ? -1 : Config::kLatentPieces - (has_rope() ? 0 : 1);
+  }
+  static constexpr int kPartMask = ~(Config::kGroupPieces - 1);  // from a piece found by slots to the first of its part
 
   /// Returns the piece that is loaded and multiplied as number i: first the half of the channels that the owner's
   /// values free, which are free sooner, then the other half, then the rotary channels.
@@ -88,6 +92,12 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE ptx::SharedAddress queries() const { return shared_ + Config::kQueryOffset; }
   MLA_DEVICE ptx::SharedAddress stage(uint32_t n) const {
     return shared_ + Config::kStageOffset + n % Config::kStages * Config::kTileBytes;
+  }
+  /// Returns where eight rows of a piece begin in a tile, in bytes from its start.
+  static constexpr uint32_t atom_offset(int eight, int piece) {
+    return static_cast<uint32_t>(piece < Config::kLatentPieces
+                                     ? eight * Config::kEightRowsBytes + piece * Config::kPieceStride
+                                     : Config::kRopeOffset + eight * Config::kAtomBytes);
   }
   MLA_DEVICE ptx::SharedAddress p_tile(uint32_t n) const { return stage(n) + Config::kRopeOffset; }
 
@@ -123,7 +133,7 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   /// Returns the masks of step n, in which a bit says that the row sees the key. In sparse attention all rows see the
   /// keys that have a row, so that there is one mask: valid(n), 16 bits of each load warp.
   MLA_DEVICE uint64_t* masks(uint32_t n) const {
-    return as<uint64_t>(memory_ + Config::kMaskOffset) + n % Config::kStages * Config::kRows;
+    return as<uint64_t>(memory_ + Config::kMaskOffset) + n % Config::kStages * Config::kMaskRows;
   }
   MLA_DEVICE uint16_t* valid(uint32_t n) const { return as<uint16_t>(reinterpret_cast<std::byte*>(masks(n))); }
   /// Returns the state of the thread that describes units.
@@ -134,6 +144,14 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   MLA_DEVICE static int score_warp() { return math_warp() % Config::kGroupWarps; }
 
  private:
+  /// Returns how often threads arrive at a barrier kv_full in a phase.
+  MLA_DEVICE int arrivals(int piece) const {
+    const bool has_masks = piece >= Config::kLatentPieces;
+    if (!args_.sparse()) return has_masks ? 2 : 1;
+    if (Config::kQuantized)
+      return Config::kGroupWarps + (piece == (rope_piece() & kPartMask) ? Config::kGroupThreads : 0);
+    return Config::kGroupThreads + (has_masks ? Config::kGroupWarps : 0);
+  }
   MLA_DEVICE ptx::SharedAddress barrier(uint32_t place) const {
     return shared_ + Config::kBarrierOffset + place * kMbarrierBytes;
   }

@@ -8,17 +8,75 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 
+/// This is the base of the load roles: it loads queries.
 template <class Config>
-class PairedLoadRole : LoadRoleBase<Config, PairedBlock<Config>> {
+class PairedLoadBase : protected LoadRoleBase<Config, PairedBlock<Config>> {
   using Block = PairedBlock<Config>;
+  using Base = LoadRoleBase<Config, Block>;
+
+ public:
+  using Base::Base, Base::next_unit;
+
+ protected:
+  using Block::args_, Block::unit;
+  static constexpr int kTurnRows = 4;  // rows that a warp copies at once
+
+  /// Copies the warp's part of the queries: eight lanes copy 128 bytes of a row, four rows in a turn. There is no cache
+  /// hint: with one, ptxas 13.0 writes an instruction that faults where the shared address lies in a uniform register
+  /// (docs/notebook/2026-11-29-paired-again.md).
+  MLA_DEVICE void load_queries() const {
+    const int number = Block::unit_number();
+    if (number > 0) ptx::mbarrier_wait(Block::q_empty(), Block::query_parity(number - 1));
+    const int first_warp = Block::first_query_warp(), chunk = ptx::lane() & 7;
+    const int rows = Config::kRows / (Config::kGroupWarps - first_warp);  // 32 or 16
+    const int first = (ptx::warp() - first_warp) * rows;
+    const QueryRow of_lane = unit().rows.row(args_, first + (ptx::lane() & (rows - 1)));
+    const auto at = [&](const void* base, int64_t stride_token, int64_t stride_head) {
+      const int64_t element = of_lane.token * stride_token + of_lane.head * stride_head;
+      return of_lane.token >= 0 ? static_cast<const std::byte*>(base) + element * 2 : nullptr;
+    };
+    const int rope_piece = Block::rope_piece();
+    const std::byte* const latent = at(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head);
+    const std::byte* const rope = at(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
+    MLA_NO_UNROLL
+    for (int row = ptx::lane() >> 3; row < rows; row += kTurnRows) {
+      const std::byte *latent_from = shuffle_pointer(latent, row), *rope_from = shuffle_pointer(rope, row);
+      const bool valid = latent_from != nullptr;
+      const int eight = (first + row) / Config::kAtomRows;
+      const ptx::SharedAddress to =
+          Block::queries() + tile_offset<Config::kPieceRowBytes>((first + row) % Config::kAtomRows, chunk);
+      latent_from += chunk * kChunkBytes;
+      rope_from += chunk * kChunkBytes;
+      MLA_UNROLL
+      for (int piece = 0; piece < Config::kLatentPieces; ++piece)
+        ptx::cp_async_16(
+            to + Block::atom_offset(eight, piece),
+            Config::kQuantized && piece == rope_piece ? rope_from : latent_from + piece * Config::kPieceRowBytes,
+            valid);
+      if (Block::has_rope()) ptx::cp_async_16(to + Block::atom_offset(eight, Config::kLatentPieces), rope_from, valid);
+    }
+    ptx::mbarrier_arrive_after_copies(Block::q_full());
+  }
+
+  MLA_DEVICE void wait_for_room(uint32_t n, int half) const {
+    if (n >= Config::kStages) ptx::mbarrier_wait(Block::kv_empty(n, half), Block::parity(n - Config::kStages));
+  }
+};
+
+/// Loads queries and rows of 16 bits.
+template <class Config>
+class PairedLoadRole : PairedLoadBase<Config> {
+  using Block = PairedBlock<Config>;
+  using Load = PairedLoadBase<Config>;
   using Base = LoadRoleBase<Config, Block>;
   using Base::kWarpKeys, Base::place_;
   using Block::args_, Block::unit;
+  using Load::kTurnRows, Load::load_queries, Load::wait_for_room;
 
  public:
   using Base::next_unit;
 
-  MLA_DEVICE PairedLoadRole(const PairedArgs& args, const cuda::Share& share) : Base(args.args, share), paired_(args) {}
+  MLA_DEVICE PairedLoadRole(const PairedArgs& args, const cuda::Share& share) : Load(args.args, share), paired_(args) {}
 
   MLA_DEVICE void compute() {
     const int warp = ptx::shuffle(ptx::warp(), 0);
@@ -38,46 +96,7 @@ class PairedLoadRole : LoadRoleBase<Config, PairedBlock<Config>> {
   }
 
  private:
-  // Queries.
-
-  /// Copies the warp's part of the queries: eight lanes copy 128 bytes of a row, four rows in a turn. There is no cache
-  /// hint: with one, ptxas 13.0 writes an instruction that faults where the shared address lies in a uniform register
-  /// (docs/notebook/2026-11-29-paired-again.md).
-  MLA_DEVICE void load_queries() const {
-    const int number = Block::unit_number();
-    if (number > 0) ptx::mbarrier_wait(Block::q_empty(), Block::query_parity(number - 1));
-    const int first_warp = Block::first_query_warp(), chunk = ptx::lane() & 7;
-    const int rows = Config::kRows / (Config::kGroupWarps - first_warp);  // 32 or 16
-    const int first = (ptx::warp() - first_warp) * rows;
-    const QueryRow of_lane = unit().rows.row(args_, first + (ptx::lane() & (rows - 1)));
-    const auto at = [&](const void* base, int64_t stride_token, int64_t stride_head) {
-      const int64_t element = of_lane.token * stride_token + of_lane.head * stride_head;
-      return of_lane.token >= 0 ? static_cast<const std::byte*>(base) + element * 2 : nullptr;
-    };
-    const std::byte* const latent = at(args_.q_nope, args_.q_nope_stride_token, args_.q_nope_stride_head);
-    const std::byte* const rope = at(args_.q_pe, args_.q_pe_stride_token, args_.q_pe_stride_head);
-    MLA_NO_UNROLL
-    for (int row = ptx::lane() >> 3; row < rows; row += kTurnRows) {
-      const std::byte *latent_from = shuffle_pointer(latent, row), *rope_from = shuffle_pointer(rope, row);
-      const bool valid = latent_from != nullptr;
-      const ptx::SharedAddress to = Block::queries() + tile_offset<Config::kPieceRowBytes>(first + row, chunk);
-      latent_from += chunk * kChunkBytes;
-      MLA_UNROLL
-      for (int piece = 0; piece < Config::kLatentPieces; ++piece)
-        ptx::cp_async_16(to + static_cast<uint32_t>(piece * Config::kPieceBytes),
-                         latent_from + piece * Config::kPieceRowBytes, valid);
-      if (Block::has_rope()) ptx::cp_async_16(to + Config::kRopeOffset, rope_from + chunk * kChunkBytes, valid);
-    }
-    ptx::mbarrier_arrive_after_copies(Block::q_full());
-  }
-
-  static constexpr int kTurnRows = 4;  // rows that a warp copies at once
-
   // Rows.
-
-  MLA_DEVICE void wait_for_room(uint32_t n, int half) const {
-    if (n >= Config::kStages) ptx::mbarrier_wait(Block::kv_empty(n, half), Block::parity(n - Config::kStages));
-  }
 
   // Rows of pages.
 

@@ -22,10 +22,12 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
  public:
   using Block::next_unit;
 
-  MLA_DEVICE explicit PairedMathRole(const PairedArgs& args)
+  /// `to_other` leads from this block's shared memory to that of the other block of the cluster, in bytes.
+  MLA_DEVICE PairedMathRole(const PairedArgs& args, ptx::SharedAddress to_other)
       : Base(args.args),
+        to_other_(to_other),
         group_(static_cast<uint32_t>(ptx::shuffle(ptx::warp(), 0) / Config::kGroupWarps - 1)),
-        piece_mask_(args.args.sparse() ? ~(Config::kGroupPieces - 1) : ~0) {}
+        piece_mask_(args.args.sparse() ? Block::kPartMask : ~0) {}
 
   MLA_DEVICE void compute() {
     MLA_UNROLL
@@ -105,14 +107,18 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   // Scores.
 
-  MLA_DEVICE static uint64_t rows_descriptor(ptx::SharedAddress tile) {
-    return ptx::matrix_descriptor(tile, 0, Config::kEightRowsBytes, ptx::Swizzle::k128);
+  MLA_DEVICE static uint64_t rows_descriptor(ptx::SharedAddress rows, int eight_rows_bytes = Config::kAtomBytes) {
+    return ptx::matrix_descriptor(rows, 0, eight_rows_bytes, ptx::Swizzle::k128);
   }
 
   /// Issues products of the own step n, those of pieces kBegin ... kEnd - 1 in the order in which they come.
   template <int kBegin, int kEnd>
   MLA_DEVICE void issue_scores(float (&s)[kScores], uint32_t n) const {
-    const uint64_t queries = rows_descriptor(Block::queries()), keys = rows_descriptor(Block::stage(group_));
+    const ptx::SharedAddress queries = Block::queries(), keys = Block::stage(group_);
+    const uint64_t q_latent = rows_descriptor(queries, Config::kEightRowsBytes),
+                   k_latent = rows_descriptor(keys, Config::kEightRowsBytes),
+                   q_rope = rows_descriptor(queries + Config::kRopeOffset),
+                   k_rope = rows_descriptor(keys + Config::kRopeOffset);
     MLA_UNROLL
     for (int i = kBegin; i < kEnd; ++i) {
       const int piece = Block::piece_of(group_, i);
@@ -124,8 +130,10 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
       ptx::wgmma_fence();
       MLA_UNROLL
       for (int step = 0; step < Config::kPieceDims / 16; ++step) {
-        const int at = piece * Config::kPieceBytes + step * 32;
-        wgmma<Config::kType, Config::kKeys>(s, ptx::advance(queries, at), ptx::advance(keys, at), i > 0 || step > 0);
+        const bool latent = i < Config::kLatentPieces;
+        const int at = (latent ? piece * Config::kPieceStride : 0) + step * 32;
+        wgmma<Config::kType, Config::kKeys>(s, ptx::advance(latent ? q_latent : q_rope, at),
+                                            ptx::advance(latent ? k_latent : k_rope, at), i > 0 || step > 0);
       }
       ptx::wgmma_commit();
     }
@@ -179,7 +187,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     has_poison_ = false;
     if (needs_care_) [[unlikely]] {
       if (ptx::any(masked)) {
-        has_poison_ = hide(s);
+        has_poison_ = hide(s) && Config::kClearsPoison;
         find_largest(s, largest);
       }
       rescales_ = ptx::any(exceeds(largest, base));
@@ -264,8 +272,8 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   /// Returns the descriptor of the warpgroup's channels of a stage.
   MLA_DEVICE uint64_t values_descriptor(uint32_t stage) const {
-    return ptx::matrix_descriptor(Block::stage(stage) + group_ * Config::kGroupPieces * Config::kPieceBytes,
-                                  Config::kPieceBytes, Config::kEightRowsBytes, ptx::Swizzle::k128);
+    return ptx::matrix_descriptor(Block::stage(stage) + group_ * Config::kGroupPieces * Config::kPieceStride,
+                                  Config::kPieceStride, Config::kEightRowsBytes, ptx::Swizzle::k128);
   }
   static constexpr int kStepBytes = 2 * Config::kEightRowsBytes;  // of 16 keys of a piece
 
@@ -310,9 +318,11 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
     release(group_);
   }
 
-  /// Gives back the warpgroup's half of a stage.
+  /// Gives back the warpgroup's half of a stage, to both blocks of a cluster.
   MLA_DEVICE void release(uint32_t stage) const {
-    if (ptx::elect()) ptx::mbarrier_arrive(Block::kv_empty(stage, group_));
+    if (!ptx::elect()) return;
+    ptx::mbarrier_arrive(Block::kv_empty(stage, group_));
+    if constexpr (Config::kCluster > 1) ptx::mbarrier_arrive_in_cluster(Block::kv_empty(stage, group_) + to_other_);
   }
 
   MLA_DEVICE void rescale(const float (&factor)[2]) {
@@ -322,6 +332,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   /// Clears values of a stage that are not finite, among the warpgroup's channels, of which a warp has one piece.
   MLA_DEVICE void silence_poison(uint32_t stage) const {
+    if constexpr (!Config::kClearsPoison) return;
     const ptx::SharedAddress piece =
         Block::stage(stage) +
         (group_ * Config::kGroupPieces + static_cast<uint32_t>(score_warp())) * Config::kPieceBytes;
@@ -404,6 +415,7 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
 
   static constexpr int kOutputs = Config::kOutputDims / 2;
 
+  const ptx::SharedAddress to_other_;
   const uint32_t group_;  // number of the warpgroup, and of the stage of its own steps
   const int piece_mask_;  // from a piece to the one whose barrier says that it has come
   ScoreState states_[2];  // of the lane's rows, over its keys of the warpgroup's own steps

@@ -30,7 +30,8 @@ struct AbsorbedConfig {
   static constexpr bool kReadsIndexAnew = true;
   static constexpr int kCluster = 1;
   static constexpr int kLoadRegisters = 40, kMathRegisters = 232;
-  static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= 65536 / kGroupThreads);
+  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // what the launch gives every thread
+  static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= kWarps / kGroupWarps * kFirstRegisters);
 
   // A tile holds 64 rows as pieces of 128 bytes a row, swizzled as wgmma reads them: four of the latent channels, one
   // of the rotary ones.
