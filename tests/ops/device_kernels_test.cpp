@@ -256,6 +256,11 @@ TEST_P(PairedDecodeSparse, QuantizedRowsThatTheOtherKernelKeeps) {
   expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.num_heads = 129; });
   expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.options.logits_soft_cap = 20; });
   expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) { spec.batch_invariant = true; });
+  expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) {  // too few tokens for its multiprocessors
+    spec.q_len = {1};
+    spec.pool.lengths = {512};
+    spec.pool.topk = 512;
+  });
   expect_other(CacheFormat::kFP8DsMla, [](DecodeSparseSpec& spec) {
     spec.extra_pool = spec.pool;
     spec.extra_pool->topk = 70;

@@ -29,8 +29,10 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 ///           keys: 404 instead of 434. Of the kernel as it was before its votes became one, no rotary channels, 4,096
 ///           queries, 512 keys: 1,213, 642 instead of 1,271, 647; rows that mostly come from memory, 64 queries over
 ///           256k rows, 2,048 keys: 76.9, 58.3 instead of 77.8, 56.1
-///   slots of quantized rows, fp8_ds_mla, 64 tokens of 128 heads, 2026-11-30, 512, 1,024, 2,048 keys: 34.1, 53.6, 88.2
-///           instead of 35.8, 57.8, 102.2; earlier versions, 128 and 256 keys: 20.4, 25.2 instead of 18.1, 24.3
+///   slots of quantized rows, fp8_ds_mla, 128 heads, 2026-11-30: 64 tokens, 512, 1,024, 2,048 keys: 34.1, 53.6, 88.2
+///           instead of 35.8, 57.8, 102.2; earlier versions, 128 and 256 keys: 20.4, 25.2 instead of 18.1, 24.3; 512
+///           keys, 3, 4, 8, 16, 32 tokens: 17.2, 17.4, 20.4, 26.5, 31.7 instead of 18.0, 18.6, 19.8, 25.5, 33.9; 1,024
+///           keys, 4, 8, 16, 32 tokens: 20.9, 26.6, 30.9, 39.5 instead of 20.3, 26.5, 31.3, 42.1
 /// How long requests are is not known here. Servers with many requests have full caches, so that the room for each
 /// request stands for its length. With few requests it would do so badly: they stay with the other kernel.
 template <class Config>
@@ -43,8 +45,13 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
   }
   // Channels are summed in an order that depends on whether a step has an even number, and so on the units before.
   if (args.batch_invariant) return false;
-  // Of a token with two units the plan makes two row lanes (plan.cuh), which are the two blocks of a cluster.
-  if constexpr (Config::kQuantized) return args.sparse() && keys >= 512 && units_of(args.num_heads.value) == 2;
+  if constexpr (Config::kQuantized) {
+    // Of a token with two units the plan makes two row lanes (plan.cuh), which are the two blocks of a cluster.
+    constexpr int64_t kFewestKeys = 512, kFewKeysOfSm = 32, kManyKeysOfSm = 192;
+    const int64_t keys_of_sm = args.num_tokens * 2 * keys / device.num_sms;
+    return args.sparse() && units_of(args.num_heads.value) == 2 && keys >= kFewestKeys &&
+           (keys_of_sm <= kFewKeysOfSm || keys_of_sm >= kManyKeysOfSm);
+  }
   if (args.sparse()) {
     constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
     const int64_t fewest_keys = args.d_qk == Config::kLatentDims ? 512 : 1024;
