@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // This is the load role of the paired wgmma kernel for quantized rows, which are found by slots. Each warp decodes
-// eight rows of a step, those of one half of its 16 keys, and copies them to the other block of the cluster, whose warp
-// does so with the other eight. Codes wait in a place of their own for their turn, so that they come while earlier ones
-// are decoded (docs/notebook/2026-11-30-paired-quantized.md).
+// eight rows of a step, the first or the second eight of its 16 keys, and copies them to the other block of the
+// cluster, whose warp does so with the other eight. Codes wait in a place of their own for their turn, so that they
+// come while earlier ones are decoded (docs/notebook/2026-11-30-paired-quantized.md).
 #pragma once
 
 #include <algorithm>
@@ -43,11 +43,11 @@ class PairedDecodeRole : PairedLoadBase<Config> {
   }
 
  private:
-  // A lane decodes 16 channels of every piece of a row; four neighbouring lanes have a row.
-  static constexpr int kHalfRows = Config::kAtomRows;
+  // A lane decodes 16 channels of every piece of a row; four neighbouring lanes have a row. A half is one of the
+  // channels.
   static constexpr int kHalfPieces = Config::kGroupPieces;  // of a half of the channels
   static constexpr int kLaneChannels = Config::kPieceDims / 4;
-  static_assert(kLaneChannels == kChunkBytes && kHalfRows * 2 == kWarpKeys);
+  static_assert(kLaneChannels == kChunkBytes && Config::kAtomRows * 2 == kWarpKeys);
 
   MLA_DEVICE static int lane_row() { return ptx::lane() >> 2; }
   MLA_DEVICE static int lane_channel() { return (ptx::lane() & 3) * kLaneChannels; }
@@ -133,9 +133,9 @@ class PairedDecodeRole : PairedLoadBase<Config> {
     ckv_ = exists ? ckv : nullptr;
     of_scales_ = exists ? scales : nullptr;
   }
-  /// Returns what lanes have of the lane's row in a half of the warp's keys of a step.
-  MLA_DEVICE static const std::byte* row_of(const std::byte* of_lanes, uint32_t step, int half) {
-    const int first_lane = static_cast<int>(step & 1) * kWarpKeys + half * kHalfRows;
+  /// Returns what lanes have of the lane's row among the first (0) or the second (1) eight keys of the warp in a step.
+  MLA_DEVICE static const std::byte* row_of(const std::byte* of_lanes, uint32_t step, int eight) {
+    const int first_lane = static_cast<int>(step & 1) * kWarpKeys + eight * Config::kAtomRows;
     return shuffle_pointer(of_lanes, first_lane + lane_row());
   }
 
@@ -171,7 +171,7 @@ class PairedDecodeRole : PairedLoadBase<Config> {
     const std::byte* const row = row_;
     const std::byte* rope[2];
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) rope[half] = row_of(ckv_, step, half);
+    for (int eight = 0; eight < 2; ++eight) rope[eight] = row_of(ckv_, step, eight);
     // Without a loop the code is longer, and all of it slower: 91.1 instead of 89.7 us (fp8_ds_mla, 128 heads, 64
     // tokens, topk 2048; H200, 2026-11-30).
     MLA_NO_UNROLL
@@ -216,9 +216,9 @@ class PairedDecodeRole : PairedLoadBase<Config> {
   MLA_DEVICE int pieces(uint32_t half) const {
     return half == 1 && Block::rope_piece() == Config::kLatentPieces - 1 ? kHalfPieces - 1 : kHalfPieces;
   }
-  /// Returns where the lane's row in a half of the warp's keys begins in a piece of a tile.
-  MLA_DEVICE static uint32_t lane_offset(int half, int piece) {
-    return Block::atom_offset(first_row() / Config::kAtomRows + half, piece) +
+  /// Returns where the lane's row among eight keys of the warp begins in a piece of a tile.
+  MLA_DEVICE static uint32_t lane_offset(int eight, int piece) {
+    return Block::atom_offset(first_row() / Config::kAtomRows + eight, piece) +
            static_cast<uint32_t>(lane_row() * Config::kPieceRowBytes);
   }
   /// Decodes the lane's 16 channels of a piece and stores them in the piece's row that begins at `row`.
@@ -237,14 +237,14 @@ class PairedDecodeRole : PairedLoadBase<Config> {
     const int64_t distance = in_second_pool(step) ? args_.pools[1].kpe_distance : args_.pools[0].kpe_distance;
     const int chunk = (ptx::lane() & 3) | (lane_row() & 1) << 2;  // neighbouring rows have theirs in different banks
     MLA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const ptx::SharedAddress to = Block::stage(n) + lane_offset(half, piece);
-      const std::byte* const from = rows[half] + distance;
+    for (int eight = 0; eight < 2; ++eight) {
+      const ptx::SharedAddress to = Block::stage(n) + lane_offset(eight, piece);
+      const std::byte* const from = rows[eight] + distance;
       MLA_UNROLL
       for (int i = 0; i < 2; ++i) {
         const int of_row = chunk ^ i * 4;
         ptx::cp_async_16(to + static_cast<uint32_t>((of_row ^ lane_row()) * kChunkBytes), from + of_row * kChunkBytes,
-                         rows[half] != nullptr, row_policy(args_));
+                         rows[eight] != nullptr, row_policy(args_));
       }
     }
     ptx::mbarrier_arrive_after_copies(Block::kv_full(n, piece & Block::kPartMask));
