@@ -283,6 +283,15 @@ MLA_DEVICE ptx::Vec4 e4m3_to_bf16(uint64_t e4m3, float scale) {
   return values;
 }
 
+/// Decodes 16 neighbouring e4m3 elements and stores them as two chunks of the 128 bytes from `row` on: chunk `chunk`,
+/// which is swizzled already, and its neighbour.
+MLA_DEVICE void store_e4m3_as_bf16(ptx::SharedAddress row, int chunk, const ptx::Vec4& e4m3, float scale) {
+  MLA_UNROLL
+  for (int i = 0; i < 2; ++i)
+    ptx::store_shared(row + static_cast<uint32_t>((chunk ^ i) * kChunkBytes),
+                      e4m3_to_bf16(uint64_t{e4m3.x[2 * i + 1]} << 32 | e4m3.x[2 * i], scale));
+}
+
 /// These are the rows that kernels have faster code for: the types of eight neighbouring channels and of their scale in
 /// memory, and what both are in bf16.
 struct E4m3WithF32Scales {

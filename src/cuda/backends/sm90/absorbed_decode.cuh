@@ -410,11 +410,7 @@ class DecodeRole : TileLoadRole<Config> {
 
   /// Decodes the lane's 16 channels of a piece and stores them in the piece's row that begins at `row`.
   MLA_DEVICE static void store_piece(ptx::SharedAddress row, const ptx::Vec4& e4m3, float scale) {
-    const int chunk = (lane_channel() / kVector ^ lane_row()) & 7;
-    MLA_UNROLL
-    for (int i = 0; i < 2; ++i)
-      ptx::store_shared(row + static_cast<uint32_t>((chunk ^ i) * kChunkBytes),
-                        e4m3_to_bf16(uint64_t{e4m3.x[2 * i + 1]} << 32 | e4m3.x[2 * i], scale));
+    store_e4m3_as_bf16(row, (lane_channel() / kVector ^ lane_row()) & 7, e4m3, scale);
   }
 
   /// Does the same with channels of e2m1. The product of such a channel and its scale has at most six significant bits,
