@@ -60,11 +60,12 @@ MLA_DEVICE int32_t tree_begin(const cuda::AbsorbedArgs& args, const cuda::Segmen
   return has_tree(args) ? local(args, std::max<int64_t>(int64_t{segment.kv_len} - segment.q_len, 0)) : INT32_MAX;
 }
 
-/// Returns the keys that all rows of a unit see and whose scores need nothing but the scale; an empty range if there
-/// are none.
+/// Returns the keys that all rows of a unit see, if they have a row, and whose scores need nothing but the scale; an
+/// empty range if there are none.
 MLA_DEVICE KeyRange unmasked_keys(const cuda::AbsorbedArgs& args, const cuda::Segment& segment, const UnitRows& rows,
                                   int num_rows) {
-  if (args.sparse() || !needs_only_scale(args.options)) return {0, 0};
+  if (!needs_only_scale(args.options)) return {0, 0};
+  if (args.sparse()) return {0, INT32_MAX};
   const int32_t last_row = std::min<int32_t>(rows.row_begin + num_rows, rows.num_rows) - 1;
   const int32_t begin = visible_local_keys(args, segment, args.num_heads.divide(last_row)).begin;
   const int32_t end = visible_local_keys(args, segment, args.num_heads.divide(rows.row_begin)).end;
@@ -120,6 +121,12 @@ MLA_DEVICE Bits8 query_channels(const cuda::AbsorbedArgs& args, const QueryRow& 
   return encode8(values, kType);
 }
 
+/// Returns the lowest `count` bits; none if it is negative, at most 64.
+MLA_DEVICE uint64_t low_bits(int64_t count) {
+  if (count <= 0) return 0;
+  return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+}
+
 /// Decides which keys one row sees and computes its logits, with all options. Steps that are not unmasked use it.
 class RowScores {
  public:
@@ -132,9 +139,13 @@ class RowScores {
     if (args.options.alibi_slopes != nullptr) slope_ = args.options.alibi_slopes[row.head];
   }
 
-  MLA_DEVICE bool sees(int32_t key) const {
-    if (key < visible_.begin || key >= visible_.end) return false;
-    return key < tree_begin_ || in_tree(global_position(args_.context_parallel, key) - draft_begin_);
+  /// Returns which of the keys that `asked` has bits of are visible to the row; bit i stands for key first + i.
+  MLA_DEVICE uint64_t visible_keys(int32_t first, uint64_t asked) const {
+    uint64_t visible = asked & low_bits(int64_t{visible_.end} - first) & ~low_bits(int64_t{visible_.begin} - first);
+    MLA_NO_UNROLL
+    for (int64_t i = std::max<int64_t>(int64_t{tree_begin_} - first, 0); i < 64; ++i)
+      if ((visible >> i & 1) != 0 && !in_tree(static_cast<int32_t>(first + i))) visible &= ~(uint64_t{1} << i);
+    return visible;
   }
 
   /// Returns the base-2 logit of a key from the row's score.
@@ -148,7 +159,9 @@ class RowScores {
   }
 
  private:
-  MLA_DEVICE bool in_tree(int64_t draft) const {
+  /// Returns whether a key of the draft tree is the row's query or an ancestor of it.
+  MLA_DEVICE bool in_tree(int32_t key) const {
+    const int64_t draft = global_position(args_.context_parallel, key) - draft_begin_;
     if (args_.tree_mask != nullptr)
       return args_.tree_mask[int64_t{row_.token} * args_.tree_mask_stride_token + draft] != 0;
     const int32_t* parents = args_.tree_parents + (row_.token - row_.query);

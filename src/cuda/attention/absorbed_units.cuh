@@ -22,7 +22,7 @@ struct AbsorbedUnit {
   KeyList keys;
   UnitRows rows;
   StepRange steps;     // all steps of the segment
-  StepRange unmasked;  // the steps whose keys every row sees, and whose scores need nothing but the scale
+  StepRange unmasked;  // those in which every row sees all keys that have a row, and whose scores need only the scale
   int32_t slot;        // slot of the partial state; -1: the unit is not cut, write outputs
   bool more;           // false: no unit is left, and no other field is set
 
@@ -39,8 +39,9 @@ struct AbsorbedUnit {
     const auto whole_steps = [](int32_t keys_on) {
       return static_cast<uint32_t>(std::max(keys_on, 0) / Config::kKeys);
     };
-    unmasked = {steps.begin + whole_steps(found.begin - segment.key_begin + Config::kKeys - 1),
-                steps.begin + whole_steps(found.end - segment.key_begin)};
+    unmasked.begin = steps.begin + whole_steps(found.begin - segment.key_begin + Config::kKeys - 1);
+    // Keys behind the segment's last one have no row.
+    unmasked.end = found.end >= segment.key_end ? steps.end : steps.begin + whole_steps(found.end - segment.key_begin);
   }
 };
 

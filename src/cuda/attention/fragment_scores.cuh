@@ -30,7 +30,7 @@ class FragmentScores : public GroupedBlock<Config> {
  protected:
   using Base = GroupedBlock<Config>;
   using Base::args_, Base::shared_, Base::memory_, Base::lane;
-  using Base::group, Base::unit, Base::poison, Base::has_row, Base::row_states, Base::row_factors, Base::warp_of_group;
+  using Base::group, Base::unit, Base::poison, Base::row_states, Base::row_factors, Base::warp_of_group;
 
   MLA_DEVICE static int score_warp_n() { return warp_of_group() % Config::kScoreWarpsN; }
   MLA_DEVICE static int score_warp_k() { return warp_of_group() / Config::kScoreWarpsN; }
@@ -188,15 +188,16 @@ class FragmentScores : public GroupedBlock<Config> {
   /// marked a key.
   MLA_DEVICE bool make_logits(LaneScores& s, uint32_t n) const {
     const ScoreMode mode = unit().mode;
-    const bool unmasked = mode.unmasked.contains(n);
-    if (!unmasked && !mode.only_valid) return replace_scores(s, n);
+    if (!mode.unmasked.contains(n)) return replace_scores(s, n);
     MLA_UNROLL
     for (int i = 0; i < kLaneRows; ++i) MLA_UNROLL
     for (int j = 0; j < kLaneKeys; ++j) s[i][j] *= mode.scale;
-    if (unmasked) return false;
+    const uint32_t valid = Base::valid(n);
+    if (valid == Base::kAllKeys) [[likely]]
+      return false;
     MLA_UNROLL
     for (int j = 0; j < kLaneKeys; ++j) {
-      if (has_row(n, first_lane_key() + j)) continue;
+      if ((valid >> (first_lane_key() + j) & 1) != 0) continue;
       MLA_UNROLL
       for (int i = 0; i < kLaneRows; ++i) s[i][j] = kNoKey;
     }
@@ -215,11 +216,12 @@ class FragmentScores : public GroupedBlock<Config> {
     MLA_NO_UNROLL
     for (int i = 0; i < kLaneRows; ++i) {
       const RowScores row(args_, unit().segment, unit().rows.row(args_, group() * Config::kGroupRows + lane_row(i)));
+      const uint32_t visible = Base::visible_keys(row, n, 3U << first_lane_key());
       MLA_NO_UNROLL
       for (int key = first_lane_key(); key < first_lane_key() + kLaneKeys; ++key) {
         const ptx::SharedAddress at = of_row(i) + static_cast<uint32_t>((key & 1) * 4);
         auto score = ptx::load_shared<float>(at);
-        if (has_row(n, key) && row.sees(first + key)) {
+        if ((visible >> key & 1) != 0) {
           score = row.logit(score, first + key);
         } else {
           if (!is_finite(score)) {

@@ -15,8 +15,7 @@ namespace mla::MLA_CUDA_NAMESPACE {
 /// Says how the scores of a unit become logits, in one word of 16 bytes, because every warp reads it in every step.
 struct alignas(16) ScoreMode {
   StepRange unmasked;  // those of the unit
-  float scale;         // of base-2 logits, where they need nothing else
-  bool only_valid;     // elsewhere, a score counts if its key has a row, and needs only the scale
+  float scale;         // of base-2 logits in these steps
 };
 
 /// Describes the unit that a block computes, for all its threads. Steps are numbered from the kernel's start on.
@@ -134,8 +133,8 @@ class GroupedBlock {
       describe_unit<Config>(args_, segment, unit().row_lane, unit().steps.end, unit());
       unit().template find_unmasked_steps<Config>(args_);
       unit().whole_rows = !Config::kQuantized && RowCopy<Config>::are_whole(args_);
-      unit().mode = {unit().unmasked, score_scale(args_) * std::numbers::log2e_v<float>,
-                     args_.sparse() && needs_only_scale(args_.options)};
+      const float scale = score_scale(args_) * std::numbers::log2e_v<float>;
+      unit().mode = {scale > 0.0F ? unit().unmasked : StepRange{}, scale};
     }
     ptx::sync_block();
   }
@@ -172,8 +171,14 @@ class GroupedBlock {
     const uint32_t valid = ptx::ballot(found.ckv != nullptr);
     if (lane() == 0) unit().valid[n % 8] = valid;
   }
-  /// Returns whether a key of step n has a row.
-  MLA_DEVICE bool has_row(uint32_t n, int key) const { return (unit().valid[n % 8] >> key & 1) != 0; }
+  /// Return which keys of step n are valid, a bit for each, and which of those that `asked` has bits of are valid and
+  /// visible to a row of queries.
+  MLA_DEVICE uint32_t valid(uint32_t n) const { return unit().valid[n % 8]; }
+  MLA_DEVICE uint32_t visible_keys(const RowScores& row, uint32_t n, uint32_t asked) const {
+    return static_cast<uint32_t>(row.visible_keys(first_key(n), asked & valid(n)));
+  }
+  static_assert(Config::kKeys <= kWarpSize);
+  static constexpr uint32_t kAllKeys = ~0U >> (32 - Config::kKeys);
 
   /// Issues the warp's rows of the first kSteps steps by issue(n), and finds the rows of the step behind them. As many
   /// warps load the entries of a step each, all at the same time.

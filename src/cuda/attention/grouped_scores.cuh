@@ -16,7 +16,7 @@ class GroupedScores : public GroupedBlock<Config> {
  protected:
   using Base = GroupedBlock<Config>;
   using Base::args_, Base::shared_, Base::lane;
-  using Base::group, Base::unit, Base::poison, Base::has_row, Base::row_states, Base::row_factors;
+  using Base::group, Base::unit, Base::poison, Base::row_states, Base::row_factors;
 
   MLA_DEVICE static int score_warp_n() { return Base::warp_of_group() % Config::kScoreWarpsN; }
   MLA_DEVICE static int score_warp_k() { return Base::warp_of_group() / Config::kScoreWarpsN; }
@@ -82,6 +82,7 @@ class GroupedScores : public GroupedBlock<Config> {
   MLA_DEVICE static int first_lane_key() { return (lane() >> 4) * 16 + (lane() >> 3 & 1) * 4; }
   /// Returns how far the lane's key i is behind its first one.
   static constexpr int behind_first(int i) { return i + 4 * (i >> 2); }
+  static constexpr uint32_t kLaneKeyBits = 0xF0F;
 
   /// Turns the scores of step n into the lane's P, for a warp that has rows of the softmax, and raises the row's state.
   /// store(p) stores P. Returns whether the step has something rare: a factor of the row's outputs, or a marked key.
@@ -125,10 +126,9 @@ class GroupedScores : public GroupedBlock<Config> {
   /// whether the lane has marked a key.
   MLA_DEVICE bool load_logits(float (&s)[8], float& scale, uint32_t n) const {
     const ScoreMode mode = unit().mode;
-    const bool unmasked = mode.unmasked.contains(n);
     const ptx::SharedAddress first =
         score_chunk(0, group_row(), (lane() >> 4) * 4 + (lane() >> 3 & 1) * 2);  // the other one is its neighbour
-    if (!unmasked && !mode.only_valid) {
+    if (!mode.unmasked.contains(n)) {
       const bool marked = replace_scores(n, RowScores(args_, unit().segment, unit().rows.row(args_, softmax_row())));
       scale = 1.0F;
       load_slice(s, first);
@@ -143,10 +143,12 @@ class GroupedScores : public GroupedBlock<Config> {
       MLA_UNROLL
       for (int i = 0; i < 8; ++i) s[i] += more[i];
     }
-    if (unmasked) return false;
+    const uint32_t valid = Base::valid(n);
+    if (valid == Base::kAllKeys) [[likely]]
+      return false;
     MLA_UNROLL
     for (int i = 0; i < 8; ++i)
-      if (!has_row(n, first_lane_key() + behind_first(i))) s[i] = kNoKey;
+      if ((valid >> (first_lane_key() + behind_first(i)) & 1) == 0) s[i] = kNoKey;
     return false;
   }
   MLA_DEVICE static void load_slice(float (&s)[8], ptx::SharedAddress first) {
@@ -163,6 +165,7 @@ class GroupedScores : public GroupedBlock<Config> {
   /// than the scale. Returns whether it has marked a key.
   MLA_DEVICE bool replace_scores(uint32_t n, const RowScores& row) const {
     const int32_t first = Base::first_key(n);
+    const uint32_t visible = Base::visible_keys(row, n, kLaneKeyBits << first_lane_key());
     bool marked = false;
     MLA_NO_UNROLL
     for (int key = first_lane_key(); key <= first_lane_key() + behind_first(7); ++key) {
@@ -170,7 +173,7 @@ class GroupedScores : public GroupedBlock<Config> {
       float s = 0.0F;
       MLA_UNROLL
       for (int slice = 0; slice < Config::kScoreWarpsK; ++slice) s += ptx::load_shared<float>(score(slice, key));
-      if (has_row(n, key) && row.sees(first + key)) {
+      if ((visible >> key & 1) != 0) {
         s = row.logit(s, first + key);
       } else {
         if (!is_finite(s)) {

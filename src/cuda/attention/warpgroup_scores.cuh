@@ -70,10 +70,20 @@ class WarpgroupScores : protected Block {
     }
   }
 
-  /// Returns the base-2 logit of a key that the fast path does not compute: -inf where a row does not see the key, soft
-  /// cap, ALiBi, scales that are not positive. `product` is the score, `column` the key's number in step n.
-  MLA_DEVICE float logit_of(const RowScores& row, float product, uint32_t n, int column, int32_t key) const {
-    if ((Block::valid(n)[column / 16] >> column % 16 & 1) != 0 && row.sees(key)) return row.logit(product, key);
+  /// Returns which keys of step n are valid and visible to a row, a bit for each, from the lane's first key on.
+  MLA_DEVICE uint64_t visible_keys(const RowScores& row, uint32_t n) const {
+    constexpr uint64_t kLaneKeyBits = 0x0303030303030303;
+    const auto* valid = reinterpret_cast<const uint64_t*>(Block::valid(n));
+    return row.visible_keys(unit().template first_key<Config>(n) + lane_column(),
+                            *valid >> lane_column() & kLaneKeyBits);
+  }
+
+  /// Returns the base-2 logit of a key, the number `column` of step n, in a step that is not unmasked: -inf if the row
+  /// does not see it. `product` is the score. With `only_scale` a logit is the score times the scale; it is left as it
+  /// is.
+  MLA_DEVICE float logit_of(const RowScores& row, bool sees, float product, uint32_t n, int column,
+                            bool only_scale) const {
+    if (sees) return only_scale ? product : row.logit(product, unit().template first_key<Config>(n) + column);
     if (!is_finite(product)) Block::poison(n).mark(column);
     return kNoKey;
   }

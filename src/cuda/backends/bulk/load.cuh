@@ -157,7 +157,7 @@ class LoadRole : AbsorbedBlock<Config> {
     // So many addresses are shuffled to the lane before it issues the first copy, because a copy delays what follows
     // it. 8 and 4 were chosen without a recorded measurement.
     constexpr int kAtOnce = Config::kQuantized ? 4 : 8;
-    if (row.contiguous && keys == kAllKeys) {
+    if (row.contiguous) {
       MLA_UNROLL
       for (int first = 0; first < Config::kCopyKeys; first += kAtOnce) {
         const std::byte* from[kAtOnce];
@@ -166,7 +166,9 @@ class LoadRole : AbsorbedBlock<Config> {
         if (elected) {
           MLA_UNROLL
           for (int i = 0; i < kAtOnce; ++i)
-            issue_copy(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar, policy);
+            if ((keys >> (first + i) & 1U) != 0)
+              issue_copy(to + static_cast<uint32_t>((first + i) * Config::kKeyPitch), from[i], row.bytes(), bar,
+                         policy);
         }
       }
       return;
@@ -177,8 +179,8 @@ class LoadRole : AbsorbedBlock<Config> {
       const std::byte* kpe = of_lane(place_.kpe, key);
       if ((keys >> key & 1U) == 0 || !elected) continue;
       const ptx::SharedAddress at = to + static_cast<uint32_t>(key * Config::kKeyPitch);
-      issue_copy(at, ckv, row.contiguous ? row.bytes() : row.latent_bytes, bar, policy);
-      if (!row.contiguous && row.rope_bytes != 0) issue_copy(at + row.rope_at, kpe, row.rope_bytes, bar, policy);
+      issue_copy(at, ckv, row.latent_bytes, bar, policy);
+      if (row.rope_bytes != 0) issue_copy(at + row.rope_at, kpe, row.rope_bytes, bar, policy);
     }
   }
 

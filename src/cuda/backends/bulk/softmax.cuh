@@ -59,17 +59,15 @@ class SoftmaxRole : AbsorbedBlock<Config> {
     return Block::scores(band(), slice, tile_of(row), i / 2) + static_cast<uint32_t>((half_of(row) * 2 + i % 2) * 4);
   }
 
-  /// Computes P of step n. `unmasked` says that every row sees all its keys, and that scores need only the scale.
+  /// Computes P of step n, which may be unmasked.
   MLA_DEVICE void step(uint32_t n, bool unmasked) {
     ptx::mbarrier_wait(Block::s_full(band()), Block::s_parity(n));
     // P n takes the place of P n - 2, which is free once the values of that step are added.
     if (n >= 2) ptx::mbarrier_wait(Block::kv_empty(n - 2), Block::kv_parity(n - 2));
-    const bool only_valid = args_.sparse() && needs_only_scale(args_.options);
-    const bool direct = unmasked || only_valid;
-    if (!direct) [[unlikely]]
+    if (!unmasked) [[unlikely]]
       mask_scores(n);
-    const float scale = direct ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
-    const ValidKeys valid = only_valid ? valid_keys(n) : ValidKeys{~0U, ~0U};
+    const float scale = unmasked ? score_scale(args_) * std::numbers::log2e_v<float> : 1.0F;
+    const ValidKeys valid = unmasked ? valid_keys(n) : ValidKeys{~0U, ~0U};
     bool rescaled = false;
     MLA_UNROLL
     for (int m = 0; m < Config::kBandTiles; ++m) {
@@ -83,12 +81,19 @@ class SoftmaxRole : AbsorbedBlock<Config> {
       for (int r = 0; r < kTileRows; ++r) rescaled |= compute_p(s[r], n, m * kTileRows + r);
     }
     if constexpr (Config::kQuantized) {
-      const bool event = ptx::any(rescaled) || !direct;
+      const bool event = ptx::any(rescaled) || !unmasked;
       if (ptx::lane() == 0)
         ptx::store_shared(Block::events(n) + static_cast<uint32_t>(softmax_warp()), static_cast<uint8_t>(event));
     }
     ptx::sync_warp();
     if (ptx::lane() == 0) ptx::mbarrier_arrive(Block::p_full(n));
+  }
+
+  /// Returns bits of the lane's columns, from its first one on.
+  static constexpr uint64_t column_bits() {
+    uint64_t bits = 0;
+    for (int i = 0; i < kKeysPerLane; ++i) bits |= uint64_t{1} << column_offset(i);
+    return bits;
   }
 
   /// Tells which of the lane's keys have rows in the cache.
@@ -161,10 +166,12 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   /// Replaces the lane's scores in shared memory by base-2 logits with all options applied, -inf where a row does not
   /// see the key. step() calls it where the scale and ValidKeys are not enough; load_logits() then reads the results.
   MLA_DEVICE void mask_scores(uint32_t n) const {
-    const int32_t key = unit().template first_key<Config>(n);
+    const int32_t key = unit().template first_key<Config>(n) + first_column();
+    const ValidKeys valid = valid_keys(n);
     MLA_NO_UNROLL
     for (int row = 0; row < kRowsPerLane; ++row) {
       const RowScores scores(args_, unit().segment, unit().rows.row(args_, row_of_unit(row)));
+      const uint64_t visible = scores.visible_keys(key, (uint64_t{valid.high} << 32 | valid.low) & column_bits());
       MLA_NO_UNROLL
       for (int i = 0; i < kKeysPerLane; ++i) {
         float score = 0.0F;
@@ -173,16 +180,14 @@ class SoftmaxRole : AbsorbedBlock<Config> {
           score += ptx::load_shared<float>(of_slice);
           ptx::store_shared(of_slice, 0.0F);
         }
-        ptx::store_shared(score_of(0, row, i), logit_of(scores, score, n, column_of(i), key + column_of(i)));
+        float logit = kNoKey;
+        if ((visible >> column_offset(i) & 1) != 0)
+          logit = scores.logit(score, key + column_offset(i));
+        else if (!is_finite(score))
+          Block::poison(n).mark(column_of(i));
+        ptx::store_shared(score_of(0, row, i), logit);
       }
     }
-  }
-
-  /// Returns the logit of a row and a key. It marks a hidden key whose score is not finite as poison.
-  MLA_DEVICE float logit_of(const RowScores& row, float score, uint32_t n, int column, int32_t key) const {
-    if ((Block::valid_from(n, column) & 1U) != 0 && row.sees(key)) return row.logit(score, key);
-    if (!is_finite(score)) Block::poison(n).mark(column);
-    return kNoKey;
   }
 
   // The end of a segment.

@@ -26,7 +26,6 @@ class ScoreRole : WarpgroupScores<Config, AbsorbedBlock<Config>> {
       largest_[r] = kNoKey;
     }
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
-    only_valid_ = args_.sparse() && needs_only_scale(args_.options);
     // Who asks for max_logits gets exact maxima, without headroom in the last step. Without any, one of the 64 rows has
     // a new maximum in most steps, and all outputs are rescaled: prefill_sparse of 4,096 tokens and 128 heads took 4.46
     // instead of 4.24 ms (H100, 2026-11-27).
@@ -119,11 +118,12 @@ class ScoreRole : WarpgroupScores<Config, AbsorbedBlock<Config>> {
     }
     // The largest score belongs to the largest logit only if the scale is positive.
     float scale = scale_;
-    if ((unmasked.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
-      if (only_valid_) Base::hide_invalid(s, n);
+    if (unmasked.contains(n) && scale > 0.0F) [[likely]] {
+      Base::hide_invalid(s, n);
     } else {
-      replace_scores(s, n);
-      scale = 1.0F;
+      const bool only_scale = needs_only_scale(args_.options) && scale > 0.0F;
+      replace_scores(s, n, only_scale);
+      if (!only_scale) scale = 1.0F;
     }
     float largest[2], factor[2] = {1.0F, 1.0F}, base[2];
     Base::find_largest(s, scale, largest);
@@ -190,19 +190,19 @@ class ScoreRole : WarpgroupScores<Config, AbsorbedBlock<Config>> {
     ptx::wgmma_commit();
   }
 
-  /// Turns scores into base-2 logits, as logit_of() does. Scores rotate through the first four registers.
-  MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
-    const int32_t key = unit().template first_key<Config>(n);
+  /// Replaces scores by what logit_of() makes of them. Scores rotate through the first four registers.
+  MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n, bool only_scale) const {
     const RowScores rows[2] = {RowScores(args_, unit().segment, unit().rows.row(args_, lane_row())),
                                RowScores(args_, unit().segment, unit().rows.row(args_, lane_row() + kLaneRowStep))};
+    uint64_t visible[2] = {Base::visible_keys(rows[0], n), Base::visible_keys(rows[1], n)};
     MLA_NO_UNROLL
-    for (int j = 0; j < kScores / 4; ++j) {
+    for (int column = lane_column(); column < Config::kKeys; column += 8) {
       float four[4];
       MLA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int column = lane_column() + j * 8 + i % 2;
-        four[i] = Base::logit_of(rows[i / 2], s[i], n, column, key + column);
-      }
+      for (int i = 0; i < 4; ++i)
+        four[i] = Base::logit_of(rows[i / 2], (visible[i / 2] >> i % 2 & 1) != 0, s[i], n, column + i % 2, only_scale);
+      MLA_UNROLL
+      for (uint64_t& of_row : visible) of_row >>= 8;
       MLA_UNROLL
       for (int i = 0; i < kScores - 4; ++i) s[i] = s[i + 4];
       MLA_UNROLL
@@ -259,9 +259,7 @@ class ScoreRole : WarpgroupScores<Config, AbsorbedBlock<Config>> {
   uint32_t next_ = 0;     // number of the next step
   ScoreState states_[2];  // of the lane's rows; the sums are over the lane's keys
   float largest_[2];      // the largest logits of these rows
-  // These hold for the unit:
-  float scale_;      // factor from scores to base-2 logits
-  bool only_valid_;  // whether every row sees exactly the keys that have a row
+  float scale_;           // factor from scores to base-2 logits, for the unit
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90

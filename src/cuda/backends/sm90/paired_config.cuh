@@ -101,7 +101,7 @@ struct PairedConfig {
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Of pages the mask warp finds the unmasked steps; lists have none.
+/// Of pages the mask warp finds the unmasked steps; of lists nobody asks.
 template <DType kType, bool kQuantized>
 inline constexpr bool kUnmaskedStepsLater<sm90::PairedConfig<kType, kQuantized>> = true;
 

@@ -225,7 +225,9 @@ class PairedLoadRole : PairedLoadBase<Config> {
     for (uint32_t n = steps.begin; n < steps.end; ++n) {
       // P of the step before that had this place is there, so that nobody needs its masks any more.
       if (n >= Config::kStages) ptx::mbarrier_wait(Block::p_full(n), Block::parity(n - Config::kStages));
-      const bool masked = !unmasked.contains(n);
+      // The stage has a row for every key, so that those behind the last one are masked, too.
+      const bool whole = unit().keys.length[0] - unit().template first_key<Config>(n) >= Config::kKeys;
+      const bool masked = !unmasked.contains(n) || !whole;
       if (masked) mask_step(n);
       if (ptx::lane() < Config::kGroupWarps) Block::masked(n)[ptx::lane()] = masked ? 1 : 0;
       ptx::sync_warp();
@@ -235,17 +237,10 @@ class PairedLoadRole : PairedLoadBase<Config> {
 
   MLA_DEVICE void mask_step(uint32_t n) const {
     const int32_t first = unit().template first_key<Config>(n);
-    const uint32_t end =
-        std::min(static_cast<uint32_t>(first) + uint32_t{Config::kKeys}, static_cast<uint32_t>(unit().keys.length[0]));
+    const uint64_t exist = low_bits(int64_t{unit().keys.length[0]} - first);
     MLA_NO_UNROLL
-    for (int r = ptx::lane(); r < Config::kRows; r += kWarpSize) {
-      const RowScores row(args_, unit().segment, unit().rows.row(args_, r));
-      uint64_t mask = 0;
-      MLA_NO_UNROLL
-      for (auto key = static_cast<uint32_t>(first); key < end; ++key)
-        if (row.sees(static_cast<int32_t>(key))) mask |= uint64_t{1} << (key - static_cast<uint32_t>(first));
-      Block::masks(n)[r] = mask;
-    }
+    for (int r = ptx::lane(); r < Config::kRows; r += kWarpSize)
+      Block::masks(n)[r] = RowScores(args_, unit().segment, unit().rows.row(args_, r)).visible_keys(first, exist);
   }
 
   const PairedArgs& paired_;

@@ -23,7 +23,6 @@ class MathRole : QuantizedP {
     find_unmasked_steps();
     for (int r = 0; r < 2; ++r) states_[r] = {};
     scale_ = score_scale(args_) * std::numbers::log2e_v<float>;
-    only_valid_ = args_.sparse() && needs_only_scale(args_.options);
     MLA_UNROLL
     for (auto& product : outputs_) MLA_UNROLL
     for (float& output : product) output = 0.0F;
@@ -71,8 +70,8 @@ class MathRole : QuantizedP {
     }
     sync_group();  // there are no marks, and no warp reads the step's rotary channels any more
     float scale = scale_;
-    if ((unit().unmasked.contains(n) || only_valid_) && scale > 0.0F) [[likely]] {
-      if (only_valid_) hide_invalid(s, n);
+    if (unit().unmasked.contains(n) && scale > 0.0F) [[likely]] {
+      hide_invalid(s, n);
     } else {
       replace_scores(s, n);
       scale = 1.0F;
@@ -191,7 +190,6 @@ class MathRole : QuantizedP {
   MLA_DEVICE void replace_scores(float (&s)[kScores], uint32_t n) const {
     constexpr int kHalf = kScores / 2;
     static_assert(kHalf * Config::kGroupThreads * 4 == 2 * Config::kPTileBytes && Config::kPTilesInStage == 2);
-    const int32_t key = unit().template first_key<Config>(n);
     const uint32_t thread_at =
         static_cast<uint32_t>((score_warp() * kWarpSize + ptx::lane<Config::kReadsIndexAnew>()) * 4);
     const ptx::SharedAddress halves[2] = {p_tile(n, 0) + thread_at, p_tile(n, Config::kPTilesInStage) + thread_at};
@@ -203,11 +201,13 @@ class MathRole : QuantizedP {
     MLA_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
       const RowScores row(args_, unit().segment, unit().rows.row(args_, lane_row() + r * kLaneRowStep));
+      const uint64_t visible = visible_keys(row, n);
       MLA_NO_UNROLL
       for (int of_row = 0; of_row < kHalf; ++of_row) {
         const ptx::SharedAddress at = place(of_row / 2 * 4 + r * 2 + of_row % 2);
-        const int column = lane_column() + of_row / 2 * 8 + of_row % 2;
-        ptx::store_shared(at, logit_of(row, ptx::load_shared<float>(at), n, column, key + column));
+        const int column = of_row / 2 * 8 + of_row % 2;  // from the lane's first one on
+        const bool sees = (visible >> column & 1) != 0;
+        ptx::store_shared(at, logit_of(row, sees, ptx::load_shared<float>(at), n, lane_column() + column, false));
       }
     }
     MLA_UNROLL
@@ -444,8 +444,7 @@ class MathRole : QuantizedP {
   ScoreState states_[2];  // of the lane's rows, over its keys of the warpgroup's own steps
   float outputs_[Config::kProducts][Config::kRows / 2];
   // These hold for the unit:
-  float scale_;      // factor from scores to base-2 logits
-  bool only_valid_;  // whether every row sees exactly the keys that have a row
+  float scale_;  // factor from scores to base-2 logits
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90_fp8
