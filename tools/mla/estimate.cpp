@@ -122,7 +122,8 @@ double row_bytes_of(const Problem& problem) {
                              (layout.has_footer() ? layout.scale_bytes_per_token : 0));
 }
 
-/// Mirrors PlanKernel for requests that are alike.
+/// Mirrors PlanKernel for requests that are alike, with the SplitCosts of kernels that have none of their own: the
+/// model was fitted with these, and others move few batches of equal requests.
 class Planner {
  public:
   Planner(int64_t workers, int64_t items, int64_t steps)

@@ -4,17 +4,18 @@
 // The grid has as many blocks as the GPU holds, whatever there is to merge. Rows are merged in slices of 128 columns,
 // four per lane. Partial states lie in L2, so that latency is what costs; therefore many loads are in flight at a time,
 // and all warps have something to do. Of rows with at most four splits, a warp takes all slices and loads all splits at
-// once. Of rows with more splits, a warp takes one slice and loads eight splits at once. Where there are few slices of
-// many splits (a small batch), the eight warps of a block share a slice, and each takes every eighth split.
+// once. Of rows with more splits, which come first, a warp takes one slice and loads eight splits at once. Where there
+// are few slices of many splits (a small batch), the eight warps of a block share a slice, and each takes every eighth
+// split.
 //   state    lanes read the states of 128 splits at a time -> the row's max and sum, in every lane
 //   o        split i is added to sum i % 8, and the eight sums are added at the end (through shared memory, where each
 //            warp has one of them): the arithmetic is the same in all three ways, so that a row's bits do not depend on
 //            the batch
 // The kernel reads the number of merges first, and ends if there are none.
 //
-// Where warps take whole rows, each warp rehearses its first row while attention still runs: it executes the same
-// instructions, but loads no partial state and stores nothing. This brings the instructions, which come line by line
-// from the L2 cache and take longer than the loads, into the SM. It took 0 to 1.2 us off runs of 16 heads with 4k
+// Where no row has more than four splits, each warp rehearses its first row while attention still runs: it executes the
+// same instructions, but loads no partial state and stores nothing. This brings the instructions, which come line by
+// line from the L2 cache and take longer than the loads, into the SM. It took 0 to 1.2 us off runs of 16 heads with 4k
 // keys (H200, 2026-11-22; docs/notebook/2026-11-22-first-rows.md). Where warps share rows it made runs 0.6 to 1.5 us
 // slower, since the others wait for the warp that begins last.
 #pragma once
@@ -60,34 +61,36 @@ struct CombineKernel {
   static MLA_DEVICE void run(const Params& params) {
     if (params.next_starts_early) ptx::allow_next_grid();
     // The plan was complete before attention let this kernel start, so that it may be read while attention still runs.
-    const cuda::WorkListHeader header = *params.list.header;
+    const cuda::MergeCounts counts = params.list.header->merges;
     const int32_t slices = params.d_v / kSliceColumns;
-    const int32_t tasks = header.num_merges * header.merge_rows * slices;
     const int32_t block = ptx::block_index_x(), blocks = ptx::grid_size_x();
     const int32_t warp = block * kSums + ptx::warp(), warps = blocks * kSums;
-    // The way of merging depends on the splits of a row and on how many warps or blocks the tasks keep busy.
-    // docs/notebook/2026-11-22-combine.md compares the ways, and 2026-11-29-small-batches.md has what rows of 9 to 32
-    // splits gain by four loads and by a block for each slice; most thresholds were not measured by themselves.
-    if (!has_more(header, kFewSplits) || tasks > 2 * warps)
-      for_rows<kHasGridDependencies>(params, header, {warp, warps, 1},
+    // Long merges, of which a batch may have few beside many others. How they are merged depends on their splits and on
+    // how many blocks the tasks keep busy. docs/notebook/2026-11-22-combine.md compares the ways, and
+    // 2026-11-29-small-batches.md has what rows of 9 to 32 splits gain by four loads and by a block for each slice;
+    // most thresholds were not measured by themselves.
+    if (counts.num_long > 0) {
+      const Merges merges = {0, counts.num_long, counts.merge_rows};
+      const auto has_more = [&](int32_t splits) { return counts.long_splits > counts.num_long * splits; };
+      const int32_t tasks = counts.num_long * counts.merge_rows * slices;
+      if (!has_more(kSums) || tasks > (has_more(kManySplits - 1) ? 2 * blocks : blocks))
+        for_rows<false>(params, merges, {warp, warps, slices},
+                        [&](Row& row, int32_t slice) { merge_slices(params, row, slice, slice + 1); });
+      else if (!has_more(kManySplits))
+        for_rows<false>(params, merges, {block, blocks, slices},
+                        [&](Row& row, int32_t slice) { merge_slice<kManySplits / kSums>(params, row, slice); });
+      else
+        for_rows<false>(params, merges, {block, blocks, slices},
+                        [&](Row& row, int32_t slice) { merge_slice<kSums>(params, row, slice); });
+    }
+    // The last warps, which have had fewest of those tasks, have the first ones of these.
+    if (counts.num_long == 0 || counts.num_merges > counts.num_long)
+      for_rows<kHasGridDependencies>(params, {counts.num_long, counts.num_merges, counts.merge_rows},
+                                     {counts.num_long > 0 ? warps - 1 - warp : warp, warps, 1},
                                      [&](Row& row, int32_t) { merge_row(params, row, slices); });
-    else if (!has_more(header, kSums) || tasks > (has_more(header, kManySplits - 1) ? 2 * blocks : blocks))
-      for_rows<false>(params, header, {warp, warps, slices},
-                      [&](Row& row, int32_t slice) { merge_slices(params, row, slice, slice + 1); });
-    else if (!has_more(header, kManySplits))
-      for_rows<false>(params, header, {block, blocks, slices},
-                      [&](Row& row, int32_t slice) { merge_slice<kManySplits / kSums>(params, row, slice); });
-    else
-      for_rows<false>(params, header, {block, blocks, slices},
-                      [&](Row& row, int32_t slice) { merge_slice<kSums>(params, row, slice); });
   }
 
  private:
-  /// Returns whether rows have more than `splits` splits on average.
-  static MLA_DEVICE bool has_more(const cuda::WorkListHeader& header, int32_t splits) {
-    return header.num_workers > header.num_merges * splits;
-  }
-
   /// Returns the index in partial_max and partial_sum of a row's state of split `i`.
   static MLA_DEVICE int64_t state_of(const cuda::WorkList& list, const cuda::Merge& merge, int32_t row, int32_t i) {
     const int32_t slot = i == 0 ? merge.first_slot : merge.rest_slot + (i - 1) * merge.slot_stride;
@@ -151,6 +154,10 @@ struct CombineKernel {
 
   static MLA_DEVICE int32_t lane_column(int32_t slice) { return slice * kSliceColumns + ptx::lane() * kLaneColumns; }
 
+  /// Names merges begin ... end - 1, whose units have at most `rows` rows.
+  struct Merges {
+    int32_t begin, end, rows;
+  };
   /// Says which tasks a warp or block has: every step-th one from `first` on. A row has `per_row` tasks.
   struct Tasks {
     int32_t first, step, per_row;
@@ -175,21 +182,22 @@ struct CombineKernel {
   /// Calls f(row, slice) for all tasks; slice is 0 where a task is a whole row. The plan's entry is read one task
   /// ahead, and that of the first task before attention has ended.
   template <bool kRehearses, class F>
-  static MLA_DEVICE void for_rows(const Params& params, const cuda::WorkListHeader& header, const Tasks& tasks,
-                                  const F& f) {
+  static MLA_DEVICE void for_rows(const Params& params, const Merges& merges, const Tasks& tasks, const F& f) {
+    const int32_t num_merges = merges.end - merges.begin;
     const auto unit_at = [&](const Place& at) {
-      return at.merge < header.num_merges ? params.list.merges[at.merge] : cuda::Merge{};
+      return at.merge < num_merges ? params.list.merges[merges.begin + at.merge] : cuda::Merge{};
     };
-    const int32_t merge_rows = std::max(header.merge_rows, 1);
+    const int32_t merge_rows = std::max(merges.rows, 1);
     const Place step(tasks.step, tasks.per_row, merge_rows);
     Place at(tasks.first, tasks.per_row, merge_rows);
     cuda::Merge unit = unit_at(at);
     // `rehearsal` is opaque because nvcc would otherwise compile a copy of the loop for it, whose instructions the real
     // rows do not execute.
-    uint32_t rehearsal = kRehearses ? ptx::opaque(params.d_v <= kFewSlices * kSliceColumns ? 1 : 0) : 0;
-    if (rehearsal == 0 || at.merge >= header.num_merges) ptx::wait_for_previous_grid();
+    uint32_t rehearsal =
+        kRehearses ? ptx::opaque(merges.begin == 0 && params.d_v <= kFewSlices * kSliceColumns ? 1 : 0) : 0;
+    if (rehearsal == 0 || at.merge >= num_merges) ptx::wait_for_previous_grid();
     MLA_NO_UNROLL
-    while (at.merge < header.num_merges) {
+    while (at.merge < num_merges) {
       Row row(params, unit, at.row);
       const bool exists = row.exists();
       const int32_t slice = at.slice;
@@ -252,7 +260,7 @@ struct CombineKernel {
 
   /// Rows of at most kFewSplits splits and kFewSlices slices are merged by merge_few(), which holds all of them in
   /// registers: 4,096 rows of two splits take 10 us instead of 20 (H200, 2026-11-21).
-  static constexpr int kFewSplits = 4, kFewSlices = 4;
+  static constexpr int kFewSplits = cuda::kFewSplits, kFewSlices = 4;
 
   /// Merges a row of at most kSplits splits with one warp. The sums of the other splits, which add_sums() would add,
   /// are zeros and are left out.

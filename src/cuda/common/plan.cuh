@@ -2,9 +2,9 @@
 // The plan kernel of absorbed attention turns lengths in device memory into the work list of work_list.h.
 //
 // The grid is one block. An *item* is a unit, or a *portion*: one of several even parts of a unit's keys. All items,
-// laid end to end, are the *line* of all work. All items of a request cost the same, item_steps + unit_overhead, so
-// that prefix sums over requests say where on the line an item lies, and a binary search finds the item at any place of
-// it. All threads take part in each phase:
+// laid end to end, are the *line* of all work. All items of a request cost the same, item_steps + split_costs.segment,
+// so that prefix sums over requests say where on the line an item lies, and a binary search finds the item at any place
+// of it. All threads take part in each phase:
 //   measure     lengths -> row blocks and steps of each request; how many row lanes
 //   accumulate  prefix sums of items and costs
 //   choose      of three ways of sharing, the one whose most loaded worker has least to do: a worker for each unit; a
@@ -269,7 +269,7 @@ struct PlanKernel {
       const int32_t r = base + ptx::thread_index();
       int64_t items = 0, cost = 0;
       if (r < shape_.batch) {
-        const int64_t item_cost = int64_t{item_steps(steps_[r])} + shape_.unit_overhead;
+        const int64_t item_cost = int64_t{item_steps(steps_[r])} + shape_.split_costs.segment;
         items = int64_t{row_blocks_[r]} / row_lanes_ * items_per_unit(steps_[r]);
         cost = items * item_cost;
         if (items > 0) largest_cost_ = std::max(largest_cost_, item_cost);
@@ -304,23 +304,23 @@ struct PlanKernel {
 
   MLA_DEVICE void write_nothing() const {
     write_idle_shares(0);
-    if (ptx::thread_index() == 0) *list_.header = {.row_lanes = 1, .num_workers = 0, .num_merges = 0, .merge_rows = 0};
+    if (ptx::thread_index() == 0) *list_.header = {.row_lanes = 1, .num_workers = 0, .merges = {}};
   }
 
   MLA_DEVICE UnsnappedCut find(int64_t place) const {
     UnsnappedCut cut;
     if (place >= total_cost_) {
       cut.item_begin.item = static_cast<int32_t>(total_items_);
-      cut.item_begin.steps_before = total_cost_ - total_items_ * shape_.unit_overhead;
+      cut.item_begin.steps_before = total_cost_ - total_items_ * shape_.split_costs.segment;
       return cut;
     }
     const int32_t r = find_in_prefix(cost_, shape_.batch, place);
     cut.item_steps = item_steps(steps_[r]);
-    const int64_t item_cost = int64_t{cut.item_steps} + shape_.unit_overhead;
+    const int64_t item_cost = int64_t{cut.item_steps} + shape_.split_costs.segment;
     const int64_t index = item_cost > 0 ? (place - cost_[r]) / item_cost : 0;
     cut.offset = place - cost_[r] - index * item_cost;
     cut.item_begin.item = static_cast<int32_t>(items_[r] + index);
-    cut.item_begin.steps_before = place - cut.offset - int64_t{cut.item_begin.item} * shape_.unit_overhead;
+    cut.item_begin.steps_before = place - cut.offset - int64_t{cut.item_begin.item} * shape_.split_costs.segment;
     return cut;
   }
 
@@ -340,16 +340,16 @@ struct PlanKernel {
     const int32_t segments = end.item - begin.item + (ends_inside ? 1 : 0);
     const int32_t partials =
         (begins_inside ? 1 : 0) + (ends_inside && !(begins_inside && begin.item == end.item) ? 1 : 0);
-    return end.steps_before - begin.steps_before + int64_t{segments} * shape_.unit_overhead +
-           int64_t{partials} * shape_.split_overhead;
+    return end.steps_before - begin.steps_before + int64_t{segments} * shape_.split_costs.segment +
+           int64_t{partials} * shape_.split_costs.split;
   }
 
   MLA_DEVICE int64_t even_cut(int32_t worker, int32_t workers) const { return worker * total_cost_ / workers; }
 
   MLA_DEVICE void choose() {
-    const int64_t total_steps = total_cost_ - total_items_ * shape_.unit_overhead;
+    const int64_t total_steps = total_cost_ - total_items_ * shape_.split_costs.segment;
     const bool thin = total_steps * 4 <= int64_t{max_workers_} * 3 &&
-                      largest_cost_ - shape_.unit_overhead <= shape_.most_thin_portions;
+                      largest_cost_ - shape_.split_costs.segment <= shape_.most_thin_portions;
     min_share_ = thin ? 1 : std::max(shape_.min_share, 1);
     const int64_t useful = std::max(total_steps / min_share_, total_items_);
     const auto workers = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, max_workers_));
@@ -370,7 +370,7 @@ struct PlanKernel {
     num_workers_ = owned_ ? static_cast<int32_t>(total_items_) : 0;
     if (owned_ && !shape_.batch_invariant) choose_chunks(total_steps, best);
     for (int i = 0; i < (shape_.batch_invariant ? 1 : kNumTolerances); ++i) {
-      const int64_t merging = tolerances[i] == kWhole ? 0 : shape_.split_overhead;
+      const int64_t merging = tolerances[i] == kWhole ? 0 : shape_.split_costs.split;
       const int64_t time = block_max<kThreads>(loads[i], shared_.scratch) + merging;
       if (time >= best) continue;
       best = time;
@@ -389,7 +389,7 @@ struct PlanKernel {
   /// Finds the least size of portions that leaves a worker for each portion, and takes it if that beats `best`. The
   /// warps try as many sizes at a time as there are warps.
   MLA_DEVICE void choose_chunks(int64_t total_steps, int64_t& best) {
-    const auto largest = static_cast<int32_t>(largest_cost_ - shape_.unit_overhead);
+    const auto largest = static_cast<int32_t>(largest_cost_ - shape_.split_costs.segment);
     auto low = static_cast<int32_t>((total_steps - 1) / max_workers_ + 1);
     low = std::max(low, min_share_);
     int32_t high = largest;  // invariant: portions of size `high` are few enough; sizes below `low` give too many
@@ -406,7 +406,7 @@ struct PlanKernel {
       if (first < kWarps) high = std::min(low + first * stride, high);
       if (first > 0) low = std::min(low + (first - 1) * stride + 1, high);
     }
-    const int64_t time = int64_t{high} + shape_.unit_overhead + 2 * int64_t{shape_.split_overhead};
+    const int64_t time = int64_t{high} + shape_.split_costs.segment + 2 * int64_t{shape_.split_costs.split};
     if (high >= largest || time >= best) return;
     best = time;
     portion_steps_ = high;
@@ -520,10 +520,23 @@ struct PlanKernel {
     return merge;
   }
 
+  /// Writes the merges, the long ones first.
   MLA_DEVICE void write_merges() const {
+    cuda::MergeCounts counts = {
+        .num_merges = 0,
+        .merge_rows = static_cast<int32_t>(std::min<int64_t>(max_rows_, row_lanes_ * shape_.block_rows)),
+        .num_long = 0,
+        .long_splits = 0};
+    write_merges(true, counts);
+    counts.num_long = counts.num_merges;
+    write_merges(false, counts);
+    if (ptx::thread_index() == 0)
+      *list_.header = {.row_lanes = row_lanes_, .num_workers = num_workers_, .merges = counts};
+  }
+  /// Writes those that are long, or those that are not, behind the merges that `counts` counts, and counts them, too.
+  MLA_DEVICE void write_merges(bool are_long, cuda::MergeCounts& counts) const {
     const bool chunked = portion_steps_ > 0;
     const int32_t candidates = chunked ? static_cast<int32_t>(total_items_) : num_workers_;
-    int64_t num_merges = 0;
     for (int32_t base = 0; base < candidates; base += kThreads) {
       const int32_t index = base + ptx::thread_index();
       bool begins = false;
@@ -533,16 +546,16 @@ struct PlanKernel {
       } else if (index < candidates) {
         begins = begins_merge(index);
       }
+      const cuda::Merge merge = begins ? merge_at(index) : cuda::Merge{};
+      begins = begins && (merge.num_splits > cuda::kFewSplits) == are_long;
+      // One scan has the sums of both: merges in the lower 32 bits, their splits above.
       int64_t found = 0;
-      const int64_t at = num_merges + exclusive_scan<kThreads>(begins ? 1 : 0, shared_.scratch, found);
-      if (begins) list_.merges[at] = merge_at(index);
-      num_merges += found;
+      const int64_t before =
+          exclusive_scan<kThreads>(begins ? int64_t{merge.num_splits} << 32 | 1 : 0, shared_.scratch, found);
+      if (begins) list_.merges[counts.num_merges + static_cast<int32_t>(before)] = merge;
+      counts.num_merges += static_cast<int32_t>(found);
+      if (are_long) counts.long_splits += static_cast<int32_t>(found >> 32);
     }
-    if (ptx::thread_index() != 0) return;
-    *list_.header = {.row_lanes = row_lanes_,
-                     .num_workers = num_workers_,
-                     .num_merges = static_cast<int32_t>(num_merges),
-                     .merge_rows = static_cast<int32_t>(std::min<int64_t>(max_rows_, row_lanes_ * shape_.block_rows))};
   }
 };
 

@@ -53,13 +53,23 @@ struct alignas(16) Share {
   Segment first;  // a copy of segments[begin], which saves a block a second, dependent load at its start
 };
 
+/// Merges of more splits than this are long. They come first in the list, because combine merges them in another way.
+inline constexpr int32_t kFewSplits = 4;
+
+/// Says what there is to merge, in the 16 bytes that combine reads first.
+struct alignas(16) MergeCounts {
+  int32_t num_merges;
+  int32_t merge_rows;   // no unit has more rows, those of all its row lanes together
+  int32_t num_long;     // the first merges, of more than kFewSplits splits each
+  int32_t long_splits;  // of all of them together
+};
+
 struct alignas(16) WorkListHeader {
   // This many neighbouring blocks of the grid share a worker's segments: block b is row lane b % row_lanes of worker b
   // / row_lanes.
   int32_t row_lanes;
   int32_t num_workers;
-  int32_t num_merges;
-  int32_t merge_rows;  // no unit has more rows, those of all its row lanes together
+  MergeCounts merges;
 };
 
 /// Says where everything lies, by pointers into the workspace.
@@ -84,6 +94,13 @@ struct WorkList {
 
 inline constexpr int32_t kMaxInvariantPortions = 32;
 
+/// Says what segments cost, in steps. Kernels that were measured have their own
+/// (docs/notebook/2026-11-30-ragged-batches.md).
+struct SplitCosts {
+  int32_t segment = 2;  // to start a segment and to write its results
+  int32_t split = 3;    // beyond that, of a segment whose partial state is to be merged
+};
+
 /// Holds everything that the work list depends on, apart from lengths. The unit of costs is the time that a block takes
 /// for one step.
 struct WorkShape {
@@ -98,11 +115,8 @@ struct WorkShape {
   /// Bounds the keys of a request, as far as shapes tell: by the cache's slots; in decode_sparse by the entries of both
   /// rows of indices. It sizes the partial states of batch_invariant.
   int64_t max_keys = INT64_MAX;
-  // The overheads were chosen without a recorded measurement. A split_overhead of 1 instead of 3 makes
-  // batch 100 with 2k keys 2.5 % faster and changes nothing else (H200, 2026-11-22).
-  int32_t unit_overhead = 2;   // cost of starting a segment and of writing its results
-  int32_t split_overhead = 3;  // additional cost of a segment whose partial state is to be merged
-  int32_t min_share = 2;       // steps; with fewer a worker costs more for its partial states than it saves
+  SplitCosts split_costs;
+  int32_t min_share = 2;  // steps; with fewer a worker costs more for its partial states than it saves
   /// Single steps pay all the same where they leave a fourth of the workers without work, and no unit has more of them
   /// than this: with 128 portions, single steps were 2 to 7 % slower than pairs (H200, 2026-11-24).
   int32_t most_thin_portions = 64;

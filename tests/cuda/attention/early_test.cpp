@@ -180,15 +180,17 @@ TEST(Early, AttentionBelievesNoPageTable) {
 }
 
 TEST(Early, CombineTouchesNoStateAndNoOutput) {
-  // Whole rows, also of more slices than are merged at once; slices by warps, slices by blocks.
+  // Whole rows, which are rehearsed unless they have more slices than are merged at once; slices by warps, slices by
+  // blocks.
   struct Lengths {
     int32_t d_v;
     std::vector<int32_t> kv_len;
+    bool has_long;
   };
-  for (const auto& [d_v, kv_len] : {Lengths{512, std::vector<int32_t>(9, 1500)},
-                                    {1024, std::vector<int32_t>(9, 1500)},
-                                    {512, {5000, 64, 0, 12345}},
-                                    {512, {131072}}}) {
+  for (const auto& [d_v, kv_len, has_long] : {Lengths{512, std::vector<int32_t>(50, 1500), false},
+                                              {1024, std::vector<int32_t>(50, 1500), false},
+                                              {512, {5000, 64, 0, 12345}, true},
+                                              {512, {131072}, true}}) {
     DecodeBatch batch;
     batch.num_heads = kHeads;
     batch.kv_len = kv_len;
@@ -197,7 +199,8 @@ TEST(Early, CombineTouchesNoStateAndNoOutput) {
     core::DecodeArgs args = batch.args();
     ListMemory memory(shape);
     expect_planned(shape, args, memory);
-    ASSERT_GT(memory.list.header->num_merges, 0);
+    ASSERT_GT(memory.list.header->merges.num_merges, 0);
+    ASSERT_EQ(memory.list.header->merges.num_long > 0, has_long);
     const FencedMemory closed(1 << 20);
     ASSERT_TRUE(closed.close());
     args.num_heads = kHeads;

@@ -109,14 +109,14 @@ class Fixture {
         list.partial_o[i * c_.d_v + c] = empty ? kNan : normal_(random_) * list.partial_sum[i];
     }
     // A row that no split saw a key for.
-    for (int32_t m = 0; m < list.header->num_merges; ++m)
+    for (int32_t m = 0; m < list.header->merges.num_merges; ++m)
       for (int32_t i = 0; i < list.merges[m].num_splits; ++i)
         list.partial_max[state(list, list.merges[m], kBlindRow, i)] = -kInfinity;
   }
 
   void check(const cuda::WorkList& list) {
     std::vector<bool> merged(lse_.size(), false);
-    for (int32_t m = 0; m < list.header->num_merges; ++m) {
+    for (int32_t m = 0; m < list.header->merges.num_merges; ++m) {
       const cuda::Merge& merge = list.merges[m];
       const int32_t rows = std::min(merge.num_rows - merge.row_begin, list.header->row_lanes * list.block_rows);
       for (int32_t row = 0; row < rows; ++row) {
@@ -127,7 +127,7 @@ class Fixture {
         if (testing::Test::HasFailure()) return;
       }
     }
-    EXPECT_GT(list.header->num_merges, 0);
+    EXPECT_GT(list.header->merges.num_merges, 0);
     for (size_t i = 0; i < merged.size(); ++i)
       if (!merged[i]) check_untouched(i);
   }
@@ -301,7 +301,7 @@ void expect_shared_slices(const std::vector<int32_t>& kv_len, int32_t grid_block
   fixture.fill_outputs(args);
   ListMemory memory(shape);
   expect_planned(shape, args, memory);
-  ASSERT_EQ(memory.list.header->num_merges, static_cast<int32_t>(kv_len.size()));
+  ASSERT_EQ(memory.list.header->merges.num_merges, static_cast<int32_t>(kv_len.size()));
   EXPECT_GE(memory.list.merges[0].num_splits, least_splits);
   EXPECT_LE(memory.list.merges[0].num_splits, most_splits);
   fixture.invent_partials(memory.list);
@@ -317,8 +317,8 @@ TEST(Combine, MiddlingSplits) {
   for (const int32_t splits : {9, 12, 31, 32}) expect_shared_slices({131072}, splits, splits, splits);
 }
 
-// There are few splits on average, but the first row has more than its warps load at once.
-TEST(Combine, ManySplitsOfOneOfTheRows) { expect_shared_slices({131072, 6144}, 60, 41, 59); }
+// Rows have at most 32 splits on average, but the first one has more than its warps load at once.
+TEST(Combine, ManySplitsOfOneOfTheRows) { expect_shared_slices({131072, 32768}, 60, 41, 55); }
 
 TEST(Combine, SparseWritesMaxLogits) {
   const Case c{.d_v = 128, .o_dtype = DType::kF32, .with_sink = true, .kv_len = std::vector<int32_t>(3)};
@@ -367,7 +367,7 @@ TEST(Combine, NothingToMergeWritesNothing) {
   fixture.fill_outputs(args);
   ListMemory memory(fixture.shape());
   expect_planned(fixture.shape(), args, memory);
-  ASSERT_EQ(memory.list.header->num_merges, 0);
+  ASSERT_EQ(memory.list.header->merges.num_merges, 0);
   TestQueue queue;
   ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
   for (int64_t i = 0; i < args.num_tokens * args.num_heads; ++i) EXPECT_EQ(args.lse[i], 12345.0F);
@@ -375,10 +375,31 @@ TEST(Combine, NothingToMergeWritesNothing) {
 
 TEST(Combine, SameBitsWhateverTheOrderOfThreads) { expect_same_bits({.d_v = 128, .o_dtype = DType::kF32}, {1, 2, 3}); }
 
-// The more multiprocessors, the more warps a row has: one, one for each slice, eight for each.
+// The more multiprocessors, the more warps a row has: of few splits one; of more one for each slice, or eight.
 TEST(Combine, SameBitsHoweverRowsAreShared) {
   expect_same_bits({.o_dtype = DType::kF32}, {1, 16, 132});
   expect_same_bits({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3}, {1, 3, 132});
+}
+
+// Of long merges a warp has a slice, or a block where they have more than eight splits; of the others beside them a
+// warp has a row, of up to four slices or more.
+TEST(Combine, LongMergesBesideOthers) {
+  for (const auto& [d_v, longest] : {std::pair{512, 16000}, {512, 40000}, {640, 40000}}) {
+    MLA_TRACE(testing::Message() << "d_v " << d_v << ", " << longest << " keys");
+    Case c = {.d_v = d_v, .o_dtype = DType::kF32, .num_heads = 5, .kv_len = std::vector<int32_t>(12, 1500)};
+    c.kv_len[2] = c.kv_len[7] = longest;
+    c.kv_len[4] = 0;
+    Fixture fixture(c, 19);
+    core::DecodeArgs args = fixture.batch().args();
+    ListMemory memory(fixture.shape());
+    expect_planned(fixture.shape(), args, memory);
+    const cuda::MergeCounts& counts = memory.list.header->merges;
+    ASSERT_GT(counts.num_long, 0);
+    ASSERT_GT(counts.num_merges, counts.num_long);
+    ASSERT_EQ(counts.long_splits > 8 * counts.num_long, longest == 40000);
+    expect_same_bits(c, {1, 16, 132});
+    if (HasFailure()) return;
+  }
 }
 
 // Whole rows of few splits have ways of their own.
@@ -391,7 +412,7 @@ TEST(Combine, TwoThreeAndFourSplits) {
     core::DecodeArgs args = fixture.batch().args();
     ListMemory memory(fixture.shape());
     expect_planned(fixture.shape(), args, memory);
-    ASSERT_EQ(memory.list.header->num_merges, static_cast<int32_t>(requests));
+    ASSERT_EQ(memory.list.header->merges.num_merges, static_cast<int32_t>(requests));
     for (size_t m = 0; m < requests; ++m) ASSERT_EQ(memory.list.merges[m].num_splits, splits);
     expect_same_bits(c, {1, 16, 132});
     if (HasFailure()) return;

@@ -92,8 +92,8 @@ class ListChecker {
         EXPECT_TRUE(seen.insert(s).second) << "segment " << s << " twice";
         const cuda::Segment& segment = list_.segments[s];
         ASSERT_NO_FATAL_FAILURE(check_segment(segment));
-        load += ceil_div(segment.key_end - segment.key_begin, shape_.step_keys) + shape_.unit_overhead;
-        if (segment.partial_slot >= 0) load += shape_.split_overhead;
+        load += ceil_div(segment.key_end - segment.key_begin, shape_.step_keys) + shape_.split_costs.segment;
+        if (segment.partial_slot >= 0) load += shape_.split_costs.split;
       }
       loads_.push_back(load);
     }
@@ -150,15 +150,19 @@ class ListChecker {
     EXPECT_EQ(row_blocks_.size(), num_row_blocks);
   }
 
-  /// Checks that merges name the split row blocks and their slots in key order, and that no slot is used twice.
+  /// Checks that merges name the split row blocks and their slots in key order, the long merges first, and that no slot
+  /// is used twice.
   void check_merges() {
-    ASSERT_GE(header().num_merges, 0);
-    ASSERT_LE(header().num_merges, list_.max_merges);
+    ASSERT_GE(header().merges.num_merges, 0);
+    ASSERT_LE(header().merges.num_merges, list_.max_merges);
     std::map<std::pair<int32_t, int32_t>, std::vector<int32_t>> merged;
     int64_t largest_unit = 0;
-    for (int32_t m = 0; m < header().num_merges; ++m) {
+    int32_t long_splits = 0;
+    for (int32_t m = 0; m < header().merges.num_merges; ++m) {
       const cuda::Merge& merge = list_.merges[m];
       EXPECT_GE(merge.num_splits, 2);
+      EXPECT_EQ(merge.num_splits > cuda::kFewSplits, m < header().merges.num_long);
+      if (m < header().merges.num_long) long_splits += merge.num_splits;
       ASSERT_LT(static_cast<size_t>(merge.request), requests_.size());
       EXPECT_EQ(merge.token_begin, requests_[static_cast<size_t>(merge.request)].token_begin);
       EXPECT_EQ(merge.num_rows, rows_of(merge.request));
@@ -175,7 +179,8 @@ class ListChecker {
           slots.push_back(merge.rest_slot + (i - 1) * merge.slot_stride + lane);
       }
     }
-    EXPECT_GE(header().merge_rows, largest_unit);
+    EXPECT_EQ(long_splits, header().merges.long_splits);
+    EXPECT_GE(header().merges.merge_rows, largest_unit);
     std::set<int32_t> used;
     for (const auto& [at, pieces] : row_blocks_) {
       if (pieces.size() == 1) {
@@ -204,9 +209,9 @@ class ListChecker {
     if (units == 0) return;
     const int64_t workers = std::min<int64_t>(shape_.max_grid_blocks / header().row_lanes, list_.max_workers);
     const int64_t useful = std::clamp<int64_t>(std::max(blocks / shape_.min_share, units), 1, workers);
-    const int64_t share = ceil_div(blocks + units * shape_.unit_overhead, useful);
+    const int64_t share = ceil_div(blocks + units * shape_.split_costs.segment, useful);
     EXPECT_LE(*std::max_element(loads_.begin(), loads_.end()),
-              share + 2 + shape_.unit_overhead + 3 * shape_.split_overhead);
+              share + 2 + shape_.split_costs.segment + 3 * shape_.split_costs.split);
   }
 };
 

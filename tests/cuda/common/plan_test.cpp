@@ -230,7 +230,7 @@ TEST(Plan, SurvivesGarbage) {
     expect_planned(shape, args, memory);
     const cuda::WorkList& list = memory.list;
     ASSERT_LE(int64_t{list.header->num_workers} * list.header->row_lanes, shape.max_grid_blocks);
-    ASSERT_LE(list.header->num_merges, list.max_merges);
+    ASSERT_LE(list.header->merges.num_merges, list.max_merges);
     for (int32_t w = 0; w < list.header->num_workers; ++w)
       for (int32_t s = list.shares[w * list.header->row_lanes].begin; s < list.shares[w * list.header->row_lanes].end;
            ++s) {

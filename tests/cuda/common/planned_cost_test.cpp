@@ -19,12 +19,12 @@ int64_t most_cost(const cuda::WorkShape& shape, const cuda::WorkList& list) {
     int64_t cost = 0;
     for (int32_t s = list.shares[b].begin; s < list.shares[b].end; ++s) {
       const cuda::Segment& segment = list.segments[s];
-      cost += (segment.key_end - segment.key_begin + shape.step_keys - 1) / shape.step_keys + shape.unit_overhead;
-      if (segment.partial_slot >= 0) cost += shape.split_overhead;
+      cost += (segment.key_end - segment.key_begin + shape.step_keys - 1) / shape.step_keys + shape.split_costs.segment;
+      if (segment.partial_slot >= 0) cost += shape.split_costs.split;
     }
     most = std::max(most, cost);
   }
-  return most + (list.header->num_merges > 0 ? shape.split_overhead : 0);
+  return most + (list.header->merges.num_merges > 0 ? shape.split_costs.split : 0);
 }
 
 TEST(PlannedCost, IsThatOfTheWorkList) {

@@ -38,6 +38,15 @@ struct AbsorbedKernel {
   static constexpr int kCluster = Config::kCluster;
   static constexpr bool kStartsEarly = false;
 
+  /// Twelve batches, six of them ragged, take 1.6 % less time in the mean than with 2 and 3 where requests have more
+  /// than 64 rows (mostly in the paired kernel), 0.8 % with fewer, 1.4 % if rows are quantized: of 128 heads 32 ragged
+  /// requests take 68.7 instead of 73.8 us, 64 of them 114.2 instead of 119.9 (H200, 2026-11-30).
+  static cuda::SplitCosts split_costs(const cuda::AbsorbedArgs& args) {
+    if (Config::kQuantized) return {.segment = 2, .split = 2};
+    const bool one_block = args.num_tokens * args.num_heads.value <= int64_t{Config::kRows} * args.batch_size;
+    return {.segment = one_block ? 3 : 4, .split = 2};
+  }
+
   static MLA_DEVICE void run(const Params& args) {
     ptx::wait_for_previous_grid();  // waits for the plan
     ptx::allow_next_grid();
