@@ -37,6 +37,19 @@ def _decode() -> list[Case]:
     ]
 
 
+def _decode_ragged() -> list[Case]:
+    return [
+        Case(
+            f"decode bf16, {heads} heads, ragged",
+            f"batch {batch}, kv {_length(median)} in the median",
+            "decode",
+            {"batch": batch, "q_len": 1, "heads": heads, "kv_len": median, "ragged": True},
+        )
+        for heads in (128, 64, 16)
+        for batch, median in ((8, 4096), (32, 2048), (128, 2048))
+    ]
+
+
 def _decode_fp8() -> list[Case]:
     return [
         Case(
@@ -103,4 +116,4 @@ def _indexer() -> list[Case]:
     ]
 
 
-CASES = [*_decode(), *_decode_fp8(), *_decode_sparse(), *_prefill_sparse(), *_prefill(), *_indexer()]
+CASES = [*_decode(), *_decode_ragged(), *_decode_fp8(), *_decode_sparse(), *_prefill_sparse(), *_prefill(), *_indexer()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -44,8 +45,20 @@ def _int32(values: Any, device: torch.device) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.int32, device=device)
 
 
-def _permuted_pages(batch: int, pages: int, device: torch.device) -> torch.Tensor:
-    return torch.randperm(batch * pages, device=device).to(torch.int32).view(batch, pages)
+def _ragged_lengths(batch: int, median: int, device: torch.device) -> torch.Tensor:
+    """Returns [batch] int32, lengths as requests have them: log-normal, a third of them more than e times the median away."""
+    normal = NormalDist()
+    lengths = [round(median * math.exp(normal.inv_cdf((i + 0.5) / batch))) for i in range(batch)]
+    return _int32(lengths, device)[torch.randperm(batch, device=device)]
+
+
+def _pages_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Returns page tables [batch, pages of the longest request] int32 in which no page occurs twice; 0 behind a request's own."""
+    pages = -(-lengths // PAGE_SIZE)
+    own = torch.arange(int(pages.max()), device=lengths.device) < pages.unsqueeze(1)
+    table = torch.zeros(own.shape, dtype=torch.int32, device=lengths.device)
+    table[own] = torch.randperm(int(pages.sum()), device=lengths.device).to(torch.int32)
+    return table
 
 
 def _distinct(rows: int, count: int, below: int, device: torch.device) -> torch.Tensor:
@@ -55,19 +68,33 @@ def _distinct(rows: int, count: int, below: int, device: torch.device) -> torch.
 
 
 class Decode:
-    """Queries [T, H, 576] over paged rows of bf16, or of e4m3 with one scale (`cache` "fp8")."""
+    """Queries [T, H, 576] over paged rows of bf16, or of e4m3 with one scale (`cache` "fp8").
+
+    All requests have kv_len keys, or, if they are ragged, that is the median.
+    """
 
     def __init__(
-        self, device: torch.device, batch: int, q_len: int, heads: int, kv_len: int, cache: str = "bf16"
+        self,
+        device: torch.device,
+        batch: int,
+        q_len: int,
+        heads: int,
+        kv_len: int,
+        cache: str = "bf16",
+        ragged: bool = False,
     ) -> None:
-        self.batch, self.q_len, self.heads, self.kv_len, self.format = batch, q_len, heads, kv_len, cache
+        self.batch, self.q_len, self.heads, self.format = batch, q_len, heads, cache
         self.causal = q_len > 1
-        pages = -(-kv_len // PAGE_SIZE)
         self.q = torch.randn(batch * q_len, heads, D_QK, device=device, dtype=torch.bfloat16)
-        self.block_table = _permuted_pages(batch, pages, device)
-        self.kv_lens = torch.full((batch,), kv_len, dtype=torch.int32, device=device)
+        self.kv_lens = (
+            _ragged_lengths(batch, kv_len, device)
+            if ragged
+            else torch.full((batch,), kv_len, dtype=torch.int32, device=device)
+        )
+        self.kv_len = int(self.kv_lens.max())
+        self.block_table = _pages_of(self.kv_lens)
         dtype = torch.float8_e4m3fn if cache == "fp8" else torch.bfloat16
-        shape = (batch * pages, PAGE_SIZE, D_QK)
+        shape = (int(self.block_table.max()) + 1, PAGE_SIZE, D_QK)
         copies = copies_past_the_cache(math.prod(shape) * dtype.itemsize, device)
         self.rows = [torch.randn(shape, device=device, dtype=torch.bfloat16).to(dtype) for _ in range(copies)]
         self.ckv_scale = torch.ones(1, device=device)
@@ -189,8 +216,8 @@ class IndexerLogits:
         pages = -(-kv_len // PAGE_SIZE)
         self.q = torch.randn(batch * q_len, heads, 128, device=device).to(torch.float8_e4m3fn)
         self.weights = torch.rand(batch * q_len, heads, device=device)
-        self.block_table = _permuted_pages(batch, pages, device)
         self.kv_lens = torch.full((batch,), kv_len, dtype=torch.int32, device=device)
+        self.block_table = _pages_of(self.kv_lens)
         tokens, page_bytes = batch * pages * PAGE_SIZE, libmla.indexer_page_bytes(PAGE_SIZE)
         self.caches = []
         for _ in range(copies_past_the_cache(batch * pages * page_bytes, device)):

@@ -24,6 +24,7 @@ MODULES = ("cases", "problems", "peers", "turns", "__main__")
 SMALL = [
     ("decode", "decode", {"batch": 2, "q_len": 1, "heads": 3, "kv_len": 70}),
     ("decode", "decode, two queries", {"batch": 2, "q_len": 2, "heads": 4, "kv_len": 65}),
+    ("decode", "ragged decode", {"batch": 5, "q_len": 1, "heads": 3, "kv_len": 70, "ragged": True}),
     ("decode", "decode fp8", {"batch": 1, "q_len": 1, "heads": 2, "kv_len": 100, "cache": "fp8"}),
     (
         "decode_sparse",
@@ -40,6 +41,7 @@ SMALL = [
 EXPECTED = {
     "decode": {"FlashMLA", "FlashInfer fa3", "FlashInfer fa2", "vLLM's Triton kernel"},
     "decode, two queries": {"FlashMLA", "FlashInfer fa3", "FlashInfer fa2"},
+    "ragged decode": {"FlashMLA", "FlashInfer fa3", "FlashInfer fa2", "vLLM's Triton kernel"},
     "decode fp8": {"FlashInfer fa3"},
     "rows of 656 bytes": {"FlashMLA"},
     "two pools": {"FlashMLA"},
