@@ -183,12 +183,11 @@ Outcome compare_finished(const DecodeSparseCase& problem, const Expected& expect
   const DecodeSparseParams params = problem.params();
   const FinishedOutputs outputs = {problem.spec.finished_rows(), params.o, params.finish.scale};
   const auto width = static_cast<size_t>(outputs.rows.d_v);
+  const std::vector<double> scales = row_scales(expected, outputs.rows.d_v, are_rounded ? DType::kBF16 : DType::kF32);
   std::string wrong;
   for (size_t i = 0; i < expected.lse.size() && wrong.empty(); ++i) {
     const auto row = std::span(expected.o).subspan(i * width, width);
-    double largest = 0;
-    for (double value : row) largest = std::max(largest, std::abs(value));
-    const ExactRow plain = {.values = {row.begin(), row.end()}, .magnitudes = std::vector<double>(width, largest)};
+    const ExactRow plain = {.values = {row.begin(), row.end()}, .magnitudes = std::vector<double>(width, scales[i])};
     const auto heads = static_cast<size_t>(spec.num_heads);
     const auto token = static_cast<int64_t>(i / heads), head = static_cast<int64_t>(i % heads);
     wrong = judge_finished(*spec.finish, outputs, plain.finished(*spec.finish, params.finish, token, head), error,

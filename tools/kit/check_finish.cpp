@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <iomanip>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -95,13 +97,16 @@ std::string judge_finished(const FinishSpec& spec, const FinishedOutputs& output
     const double magnitude = std::abs(want);
     // Half of a last place: of 4, 8, 11 or 24 bits, and of the smallest numbers.
     const double rounding = rows.is_quantized()              ? std::max(magnitude * 0x1p-4, scale * 0x1p-10)
-                            : rows.out_dtype == DType::kBF16 ? magnitude * 0x1p-8
+                            : rows.out_dtype == DType::kBF16 ? std::max(magnitude * 0x1p-8, 0x1p-134)
                             : rows.out_dtype == DType::kF16  ? std::max(magnitude * 0x1p-11, 0x1p-25)
-                                                             : magnitude * 0x1p-24;
+                                                             : std::max(magnitude * 0x1p-24, 0x1p-150);
     const double most = rounding * (1 + error) + error * row.magnitudes[i] * (rows.is_quantized() ? 1 + 0x1p-4 : 1);
-    if (!(std::abs(got - want) <= most))
-      return "output" + where(c) + " is " + std::to_string(got) + ", expected " + std::to_string(want) + " within " +
-             std::to_string(most);
+    if (!(std::abs(got - want) <= most)) {
+      std::ostringstream message;
+      message << std::setprecision(9) << "output" << where(c) << " is " << got << ", expected " << want << " within "
+              << most;
+      return message.str();
+    }
   }
   return {};
 }
