@@ -87,6 +87,19 @@ TEST_P(PairedDecode, RandomProblemsInLongCaches) {
   EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel));
 }
 
+// Requests of up to 64 rows go there if a cache has room for very many tokens.
+TEST_P(PairedDecode, RequestsOfOneUnit) {
+  for (const auto& [heads, q_len] : {std::pair{40, 1}, {64, 1}, {16, 4}}) {
+    DecodeSpec spec = dense_problem(heads == 40 ? CacheFormat::kF16 : CacheFormat::kBF16);
+    spec.num_heads = heads;
+    spec.q_len = {q_len};
+    spec.kv_len = {330, 64, 197, 0};
+    make_room(spec);
+    spec.cache.unowned_pages *= 3;
+    expect_ok_by(kPairedKernel, spec);
+  }
+}
+
 /// What would not gain there stays with the other kernel.
 TEST_P(PairedDecode, WhatTheOtherKernelKeeps) {
   const auto expect_other = [&](const auto& change) {
@@ -100,6 +113,11 @@ TEST_P(PairedDecode, WhatTheOtherKernelKeeps) {
   };
   expect_other([](DecodeSpec& spec) { spec.cache.unowned_pages /= 2; });
   expect_other([](DecodeSpec& spec) { spec.num_heads = 64; });
+  expect_other([](DecodeSpec& spec) {
+    spec.num_heads = 64;
+    spec.kv_len = {70};  // one request, in a cache with room for many
+    spec.cache.unowned_pages *= 8;
+  });
   expect_other([](DecodeSpec& spec) { spec.batch_invariant = true; });
   expect_other([](DecodeSpec& spec) { spec.options.logits_soft_cap = 20; });
 }

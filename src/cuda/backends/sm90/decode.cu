@@ -24,7 +24,9 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 /// Microseconds on an H200, 2026-11-29, instead of those of the other kernel:
 ///   pages   128 heads, 4, 8 and 16 requests of 1k tokens: 19.8, 24.8, 28.8 instead of 17.8, 22.8, 27.1; 8 of 4k, 16 of
 ///           2k and 32 of 1k: 35.2, 35.4, 35.8 instead of 34.7, 35.0, 34.9; 16 of 4k: 48.1 instead of 50.0; two query
-///           tokens, 4 of 4k: 37.7 instead of 41.5; 64 heads, 64 of 4k: 98.9 instead of 97.0
+///           tokens, 4 of 4k: 37.7 instead of 41.5; 64 heads, 64 of 4k: 98.9 instead of 97.0; random rows at the power
+///           limit, 2026-11-30, 64 heads, 64 and 128 of 8k: 173, 301 instead of 183, 313; 32 heads: 167, 301 instead of
+///           182, 318
 ///   slots   1,024 queries over 32k rows, 1,024 keys, 128 and 64 heads: 546, 293 instead of 601, 308; 64 heads, 1,536
 ///           keys: 404 instead of 434. Of the kernel as it was before its votes became one, no rotary channels, 4,096
 ///           queries, 512 keys: 1,213, 642 instead of 1,271, 647; rows that mostly come from memory, 64 queries over
@@ -60,11 +62,16 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
   }
   if (args.batch_size == 0) return false;
   constexpr int64_t kFewestTokens = 2048, kSmsOfUnit = 5, kFewestKeysOfSm = 640;
+  constexpr int64_t kSmsOfOneUnit = 3, kManyKeysOfSm = 3840;  // where requests have one unit
   const int64_t rows = args.num_tokens * args.num_heads.value,
                 tokens = args.pools[0].cache.num_slots() / args.batch_size;
+  // Of requests of one unit only what keeps the GPU at its power limit: below it, steps take both kernels the same.
+  if (rows <= Config::kRows * args.batch_size)
+    return tokens >= kFewestTokens && args.batch_size * kSmsOfOneUnit >= device.num_sms &&
+           args.batch_size * tokens >= kManyKeysOfSm * device.num_sms;
   // Units of requests with several query tokens take the other kernel longer, for a reason that is not known.
   const int64_t counts = args.num_tokens >= 2 * args.batch_size ? 2 : 1, units = units_of(rows) * counts;
-  return rows > Config::kRows * args.batch_size && tokens >= kFewestTokens && units * kSmsOfUnit >= device.num_sms &&
+  return tokens >= kFewestTokens && units * kSmsOfUnit >= device.num_sms &&
          units * tokens >= kFewestKeysOfSm * device.num_sms;
 }
 
