@@ -87,6 +87,19 @@ TEST_P(PairedDecode, RandomProblemsInLongCaches) {
   EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel));
 }
 
+// The tree's keys are the last of a step and the first of the next one.
+TEST_P(PairedDecode, DraftTreesAcrossSteps) {
+  for (kit::Tree tree : {kit::Tree::kMask, kit::Tree::kParents}) {
+    DecodeSpec spec = dense_problem(CacheFormat::kBF16);
+    spec.num_heads = 70;
+    spec.tree = tree;
+    spec.q_len = {7};
+    spec.kv_len = {67, 131, 64};
+    make_room(spec);
+    expect_ok_by(kPairedKernel, spec);
+  }
+}
+
 // Requests of up to 64 rows go there if a cache has room for very many tokens.
 TEST_P(PairedDecode, RequestsOfOneUnit) {
   for (const auto& [heads, q_len] : {std::pair{40, 1}, {64, 1}, {16, 4}}) {
