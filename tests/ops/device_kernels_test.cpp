@@ -23,8 +23,8 @@ DecodeSpec dense_problem(CacheFormat format) {
   return spec;
 }
 
-// cuda_sm90's paired kernel: requests of more than 64 rows in caches with room for many tokens, and many queries with
-// wide lists of keys.
+// cuda_sm90's paired kernel: requests in caches with room for many tokens, mostly of more than 64 rows, and many
+// queries with wide lists of keys.
 
 constexpr const char* kPairedKernel = "sm90_paired";
 
