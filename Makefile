@@ -95,8 +95,8 @@ wheels: ## A Linux wheel in build/wheels, for CPUs; with CUDA=ON for GPUs too. I
 	scripts/venv.sh build/venv
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh $(if $(filter ON,$(CUDA)),cuda13,cpu)
 
-# The readings of README's chart.
-CHART = bench/peers/2026-11-29-h200.json
+# The readings of README's chart: the newest ones.
+CHART = $(lastword $(sort $(wildcard bench/peers/*-h200.json)))
 
 docs: build ## Refresh what is generated in docs: support matrix, estimates, C++ example, drawings, README's chart
 	scripts/venv.sh build/venv

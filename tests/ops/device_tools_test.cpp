@@ -56,8 +56,10 @@ TEST_P(AppendRopeOnDevice, RowsThatEnginesHave) {
         for (DType q_out : {DType::kBF16, DType::kE4M3}) {
           Spec spec;
           spec.cache = kit::usual_cache(format);
-          if (format == CacheFormat::kBF16) spec.cache.d_qk = spec.cache.d_v = 512;  // a norm of both parts fits
-          if (format == CacheFormat::kBF16) spec.cache.d_v = 448;
+          if (format == CacheFormat::kBF16 && (norm == Norm::kRow || q_norm)) {  // a norm of both parts fits
+            spec.cache.d_qk = 512;
+            spec.cache.d_v = 448;
+          }
           spec.cache.page_size = 16;
           spec.norm = norm;
           spec.q_norm = q_norm;
@@ -69,7 +71,10 @@ TEST_P(AppendRopeOnDevice, RowsThatEnginesHave) {
           spec.num_tokens = 5;
           spec.num_heads = 3;
           spec.seed = seed++;
-          expect_ok(spec);
+          if (format == CacheFormat::kBF16 && norm != Norm::kNone)
+            expect_ok_by("append_turned_rows", spec);
+          else
+            expect_ok(spec);
           for (int64_t Spec::*extra : kExtras)
             for (int64_t elements : {8, 4, 1}) {
               Spec apart = spec;

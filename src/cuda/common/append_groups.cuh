@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // append_groups does what append, and append_rope with keys, do with the rows that engines have: bf16, aligned, into
-// groups of channels whose scales it chooses. It is bound by the instructions that quantize, so that what the general
-// kernels ask of every row is known here.
+// groups of channels whose scales it chooses, or, where append_rope normalizes them, into bf16. It is bound by the
+// instructions of that work, so that what the general kernels ask of every row is known here.
 //   grid    warps stride over tokens, and load a token's row before they quantize the one before it
 //   memory  a lane has 16 neighbouring channels, which are all of a group or a part of it: one scale a lane
 #pragma once
@@ -23,25 +23,23 @@ struct AppendGroupsParams {
   cuda::FastDivisor page_size;
 };
 
-/// kElement is the cache's, e4m3 or e2m1. Args are those of append, or those of append_rope, whose keys are normalized
-/// and turn.
+/// kElement is the cache's, e4m3 or e2m1, or bf16 of normalized keys. Args are those of append, or those of
+/// append_rope, whose keys are normalized and turn.
 template <DType kElement, class Args>
 struct AppendGroupsKernel {
   static constexpr bool kTurns = std::is_same_v<Args, core::AppendRopeArgs>;
+  static constexpr bool kQuantizes = kElement != DType::kBF16;
 
   using Params = AppendGroupsParams<Args>;
-  static constexpr const char* kName = kTurns ? "append_turned_groups" : "append_groups";
+  static constexpr const char* kName = !kQuantizes ? "append_turned_rows"
+                                       : kTurns    ? "append_turned_groups"
+                                                   : "append_groups";
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = kTurns ? 2 : kArch >= 100 ? 3 : 4;  // without spills
 
   /// Returns whether the kernel takes these rows.
   static bool takes(const Args& args) {
     const core::Cache& cache = args.cache;
-    const int32_t group = cache.channels_per_scale;
-    const bool takes_groups =
-        cache.writes_scales
-            ? group % kLaneChannels == 0 && std::has_single_bit(static_cast<uint32_t>(group / kLaneChannels))
-            : cache.num_scales == 1 && cache.scale_type == ScaleType::kF32;
     if constexpr (kTurns) {
       const int32_t plain = cache.d_plain(), rotary = cache.d_rotary();
       if (!args.interleaved || plain % kLaneChannels != 0 || rotary % kLaneChannels != 0 || rotary > 2 * kWarpSize ||
@@ -50,10 +48,11 @@ struct AppendGroupsKernel {
           !cuda::has_rows_at(args.cos_sin, {args.cos_sin_stride_position * 4}, 16))
         return false;
     }
-    return cache.ckv_dtype == kElement && takes_groups && args.dtype == DType::kBF16 &&
+    return cache.ckv_dtype == kElement && takes_scales(args) && args.dtype == DType::kBF16 &&
            cache.d_ckv % kLaneChannels == 0 && cache.d_ckv <= kMostLaneChannels && cache.num_slots() <= INT32_MAX &&
            args.num_tokens <= INT32_MAX / 2 && cuda::has_rows_at(args.ckv, {args.ckv_stride_token * 2}, 16) &&
-           cuda::has_planes_at(cache.ckv, 16) && cuda::has_planes_at(cache.scales, size_of(cache.scale_type)) &&
+           cuda::has_planes_at(cache.ckv, 16) &&
+           (!kQuantizes || cuda::has_planes_at(cache.scales, size_of(cache.scale_type))) &&
            (cache.d_kpe == 0 ||
             ((cache.kpe_dtype == DType::kBF16 || cache.kpe_scale != nullptr) && cache.d_kpe <= 2 * kWarpSize &&
              cache.d_kpe % 2 == 0 && cuda::has_rows_at(args.kpe, {args.kpe_stride_token * 2}, 4) &&
@@ -83,6 +82,14 @@ struct AppendGroupsKernel {
   }
 
  private:
+  static bool takes_scales(const Args& args) {
+    const core::Cache& cache = args.cache;
+    if constexpr (!kQuantizes) return args.norm_weight != nullptr;  // other rows are copied, by the general kernel
+    if (!cache.writes_scales) return cache.num_scales == 1 && cache.scale_type == ScaleType::kF32;
+    const int32_t group = cache.channels_per_scale;
+    return group % kLaneChannels == 0 && std::has_single_bit(static_cast<uint32_t>(group / kLaneChannels));
+  }
+
   static MLA_DEVICE const std::byte* at(const void* base, int64_t element) {
     return static_cast<const std::byte*>(base) + element * 2;
   }
@@ -131,11 +138,15 @@ struct AppendGroupsKernel {
       turn_channels(params.args, row, values, pair);
     }
     if (2 * ptx::lane() < cache.d_kpe) store_rope(cache, cache.kpe.row(place.page, place.offset), row.rope, pair);
-    std::byte* const scales = cache.scales.row(place.page, place.offset);
-    bool finite = false;
-    const float scale = cache.writes_scales ? choose_scales(cache, scales, values, finite) : *as<float>(scales);
-    if (lane_channel() < cache.d_ckv)
-      store_channels(cache, cache.ckv.row(place.page, place.offset), row, values, scale, finite);
+    std::byte* const to = cache.ckv.row(place.page, place.offset);
+    if constexpr (!kQuantizes) {
+      if (lane_channel() < cache.d_ckv) store_rounded(values, to);
+    } else {
+      std::byte* const scales = cache.scales.row(place.page, place.offset);
+      bool finite = false;
+      const float scale = cache.writes_scales ? choose_scales(cache, scales, values, finite) : *as<float>(scales);
+      if (lane_channel() < cache.d_ckv) store_channels(cache, to, row, values, scale, finite);
+    }
   }
 
   static MLA_DEVICE void normalize(const Args& args, float (&values)[kLaneChannels], float (&pair)[2]) {

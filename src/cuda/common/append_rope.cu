@@ -29,10 +29,20 @@ std::optional<Status> launch_queries(const core::AppendRopeArgs& args, cuda::Que
                         {.args = args, .num_heads = cuda::FastDivisor(args.num_heads)});
 }
 
+/// Writes keys that the kernel takes; returns nothing for others.
+template <class Kernel>
+std::optional<Status> launch_keys(const core::AppendRopeArgs& args, bool overlaps_previous, cuda::Queue& queue) {
+  if (args.num_heads > 0 || !Kernel::takes(args)) return {};
+  cuda::LaunchShape shape = cuda::warp_per_rows(args.num_tokens, Kernel::kThreads);
+  shape.overlaps_previous = overlaps_previous;
+  return launch<Kernel>(queue, shape, {.args = args, .page_size = cuda::FastDivisor(args.cache.page_size)});
+}
+
 }  // namespace
 
 Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue) {
-  using KeysKernel = AppendGroupsKernel<DType::kE4M3, core::AppendRopeArgs>;
+  using QuantizedKeys = AppendGroupsKernel<DType::kE4M3, core::AppendRopeArgs>;
+  using NormalizedKeys = AppendGroupsKernel<DType::kBF16, core::AppendRopeArgs>;
   core::AppendRopeArgs keys = args;
   const std::optional<Status> queries = args.q_norm ? launch_queries<QueryRowsKernel<true>>(args, queue)
                                                     : launch_queries<QueryRowsKernel<false>>(args, queue);
@@ -41,13 +51,11 @@ Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue) {
     keys.num_heads = 0;
     keys.q_norm = false;
   }
-  if (keys.num_heads == 0 && KeysKernel::takes(keys)) {
-    cuda::LaunchShape shape = cuda::warp_per_rows(keys.num_tokens, KeysKernel::kThreads);
-    shape.overlaps_previous = queries.has_value();
-    return launch<KeysKernel>(queue, shape, {.args = keys, .page_size = cuda::FastDivisor(keys.cache.page_size)});
-  }
-  return keys.normalizes() ? launch_rows<AppendRopeKernel<true>>(keys, queries.has_value(), queue)
-                           : launch_rows<AppendRopeKernel<false>>(keys, queries.has_value(), queue);
+  const bool overlaps = queries.has_value();
+  if (const auto status = launch_keys<QuantizedKeys>(keys, overlaps, queue)) return *status;
+  if (const auto status = launch_keys<NormalizedKeys>(keys, overlaps, queue)) return *status;
+  return keys.normalizes() ? launch_rows<AppendRopeKernel<true>>(keys, overlaps, queue)
+                           : launch_rows<AppendRopeKernel<false>>(keys, overlaps, queue);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE
