@@ -18,13 +18,17 @@ from vllm.triton_utils import HAS_TRITON
     vllm.__version__.startswith("0.32."),
     reason="without Triton, vLLM 0.32 passes a kernel's replacement other arguments than it takes",
 )
-def test_the_tokens_that_transformers_would_choose(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "class_name"), [("deepseek_v3", "DeepseekV3ForCausalLM"), ("hy_v4", "HYV4ForCausalLM")]
+)
+def test_the_tokens_that_transformers_would_choose(tmp_path: Path, model: str, class_name: str) -> None:
     program = Path(__file__).with_name("generate_tiny.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, str(program), model, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr[-5000:]
     found = json.loads(done.stdout.splitlines()[-1])
+    assert found["model"] == class_name
     assert all(name.startswith("libmla.integrations.vllm.") for name in found["decode"] + found["prefill"])
     assert len(found["prompts"]) == 3
     distinct = set()
