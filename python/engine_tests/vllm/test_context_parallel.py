@@ -96,3 +96,10 @@ def test_two_ranks_equal_one(
     o, lse = _lse_weighted_combine(*map(torch.stack, zip(*parts, strict=True)), return_lse=True)
     assert relative_error(o, want_o.double().cpu()) < 5e-3
     assert torch.allclose(lse, want_lse, atol=1e-3)
+
+
+def test_sinks_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_rank(monkeypatch, 1)
+    config = engine.configure(sparse=True)
+    with pytest.raises(NotImplementedError, match="expected no sinks with decode context parallelism, .* 2 ranks"):
+        engine.layer(config, sparse=True, sinks=torch.zeros(4, device=engine.device))

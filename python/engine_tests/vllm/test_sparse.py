@@ -102,6 +102,25 @@ def test_queries_without_a_key(engine: Engine) -> None:
     assert not o.any() and (lse == -torch.inf).all()
 
 
+def test_sinks(engine: Engine) -> None:
+    """Each layer has its own, as Hy4's have, and all layers of a step one plan."""
+    assert engine.adapter.SparseBackend.supports_sink() and not engine.adapter.DenseBackend.supports_sink()
+    config = engine.configure(sparse=True)
+    batch = step([1, 1], [30, 50])
+    sinks = torch.randn(2, 4, device=engine.device)
+    layers = [engine.layer(config, sparse=True, sinks=own) for own in sinks]
+    rows = torch.randn(80, 576, dtype=torch.bfloat16, device=engine.device)
+    metadata = engine.builder(config, layers[0]).build(0, engine.common(batch))
+    q = torch.randn(2, 4, 576, dtype=torch.bfloat16, device=engine.device)
+    picked = pick(batch)
+    for layer, own in zip(layers, sinks, strict=True):
+        layer.impl.topk_indices_buffer[:2] = picked.to(engine.device)
+        cache = engine.cache(layer, rows, batch)
+        want, lse = expected(batch, q, dequantized(cache.cpu()), picked)
+        want = want * torch.sigmoid(lse - own.double().cpu())[..., None]
+        assert relative_error(layer.impl.forward_mqa(q, cache, metadata, layer)[0], want) < 5e-3
+
+
 def test_batch_invariance(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's switch reaches the kernel."""
     import libmla

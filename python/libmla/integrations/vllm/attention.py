@@ -26,6 +26,8 @@ class Layer:
     batch_invariant: bool = False
     context_parallel: tuple[int, int, int] | None = None
     """(rank, ranks, interleave) of decode context parallelism."""
+    attn_sink: torch.Tensor | None = None
+    """[H] f32: sinks of a sparse layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ def decode_sparse(
         "topk_length_per": "token",
         "sm_scale": layer.sm_scale,
         "batch_invariant": layer.batch_invariant,
+        "attn_sink": layer.attn_sink,
         "d_v": layer.kv_lora_rank,
     }
     cache = cache_of(kv_cache, layer.kv_cache_dtype, k_scale)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -126,6 +126,10 @@ class SparseBackend(DenseBackend):
 
     @classmethod
     def is_sparse(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
         return True
 
     @classmethod
@@ -363,6 +367,15 @@ class SparseImpl(_Impl, SparseMLACommonImpl[SparseMetadata]):
     """Computes attention of a sparse layer."""
 
     supports_pcp: bool = False
+
+    def __init__(self, *args: Any, sinks: torch.Tensor | None = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        if sinks is not None and self.dcp_world_size > 1:  # they would count once for each rank
+            raise NotImplementedError(
+                "libmla's attention backend: expected no sinks with decode context parallelism, got a model with them and "
+                f"{self.dcp_world_size} ranks"
+            )
+        self.layer = replace(self.layer, attn_sink=sinks)
 
     def forward_mqa(
         self,
