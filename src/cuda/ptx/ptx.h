@@ -14,6 +14,7 @@
 #include "cuda/ptx/machine.h"
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/mbarrier.h"
+#include "cuda/ptx/parameters.h"
 #include "cuda/ptx/reciprocal.h"
 #include "cuda/ptx/registers.h"
 #include "cuda/ptx/scaled_matrix.h"

@@ -51,6 +51,7 @@ struct AbsorbedKernel {
     ptx::wait_for_previous_grid();  // waits for the plan
     ptx::allow_next_grid();
     const cuda::Share share = args.list.shares[ptx::block_index_x()];
+    ptx::warm_parameters<kThreads / kWarpSize>(args);
     AbsorbedBlock<Config>(args).init();
     if (share.begin < share.end) compute_all(args, share, AbsorbedBlock<Config>::shares_keys(args));
     if constexpr (kCluster > 1) ptx::sync_cluster();  // the other block may still copy rows to this one

@@ -34,10 +34,11 @@ struct PairedKernel {
   static constexpr int kCluster = Config::kCluster;
 
   static MLA_DEVICE void run(const Params& params) {
-    PairedBlock<Config>(params.args).init();
     ptx::wait_for_previous_grid();  // waits for the plan
     ptx::allow_next_grid();
     const cuda::Share share = params.args.list.shares[ptx::block_index_x()];
+    ptx::warm_parameters<kThreads / kWarpSize>(params);
+    PairedBlock<Config>(params.args).init();
     if (ptx::any(share.begin < share.end)) compute_all(params, share);
     // The other block may still tell this one that it has room, and its copies to that one have been read here.
     if constexpr (kCluster > 1) ptx::sync_cluster();
