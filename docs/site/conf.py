@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+from autoapi._objects import PythonObject
 from sphinx.application import Sphinx
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,15 @@ _NAMESAKES = {"libmla.info", "libmla.distributed.combine"}
 
 def _is_skipped(_app: Sphinx, what: str, name: str, _object: object, skip: bool, _options: object) -> bool:
     return skip or (what == "module" and name in _NAMESAKES)
+
+
+def _first_sentence(self: PythonObject) -> str:
+    """Returns the summary of a docstring: autoapi's own is its first line, which may end within the sentence."""
+    paragraph = " ".join(self.docstring.strip().partition("\n\n")[0].split())
+    return re.match(r"(?:``.*?``|(?!\. ).)*\.?", paragraph)[0]
+
+
+PythonObject.summary = property(_first_sentence)
 
 
 def _copy_images(app: Sphinx, error: Exception | None) -> None:
