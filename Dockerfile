@@ -17,7 +17,7 @@ COPY . /libmla
 ARG MLA_CUDA_ARCHS="80;86;89;90;100;120"
 RUN python3 -m venv /build \
  && PATH=/usr/local/cuda/bin:$PATH /build/bin/pip wheel --no-cache-dir --wheel-dir /wheels /libmla \
-    "--config-settings=cmake.define.MLA_CUDA_ARCHS=${MLA_CUDA_ARCHS}"
+    --config-settings=cmake.define.MLA_CUDA=ON "--config-settings=cmake.define.MLA_CUDA_ARCHS=${MLA_CUDA_ARCHS}"
 
 FROM debian:bookworm-slim
 RUN apt-get update \
