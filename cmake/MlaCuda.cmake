@@ -69,6 +69,10 @@ endif()
 # Whether the host compiler compiles them for the emulator.
 set(MLA_EMULATOR_ENABLED OFF)
 if(MLA_EMULATED_ARCHS AND NOT CMAKE_CROSSCOMPILING)
+  # Boost's own package file, where CMake (from 3.30 on) has none of its own.
+  if(POLICY CMP0167)
+    cmake_policy(SET CMP0167 NEW)
+  endif()
   set(Boost_USE_STATIC_LIBS ON)
   find_package(Boost 1.74 QUIET COMPONENTS context)
   if(TARGET Boost::context)
