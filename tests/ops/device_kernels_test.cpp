@@ -23,8 +23,8 @@ DecodeSpec dense_problem(CacheFormat format) {
   return spec;
 }
 
-// cuda_sm90's paired kernel: requests in caches with room for many tokens, mostly of more than 64 rows, and many
-// queries with wide lists of keys.
+// cuda_sm90's paired kernel: requests of several query tokens, or in caches with room for many, and many queries with
+// wide lists of keys.
 
 constexpr const char* kPairedKernel = "sm90_paired";
 
@@ -49,7 +49,7 @@ TEST_P(PairedDecode, LongCaches) {
       spec.causal = causal;
       make_room(spec);
       expect_ok_by(kPairedKernel, spec);
-      spec.options.window_left = 70;
+      spec.options.window_left = 70;  // chosen all the same: there are two query tokens a request
       expect_ok_by(kPairedKernel, spec);
     }
   DecodeSpec spec = dense_problem(CacheFormat::kBF16);
@@ -100,7 +100,6 @@ TEST_P(PairedDecode, DraftTreesAcrossSteps) {
   }
 }
 
-// Requests of up to 64 rows go there if a cache has room for very many tokens.
 TEST_P(PairedDecode, RequestsOfOneUnit) {
   for (const auto& [heads, q_len] : {std::pair{40, 1}, {64, 1}, {16, 4}}) {
     DecodeSpec spec = dense_problem(heads == 40 ? CacheFormat::kF16 : CacheFormat::kBF16);
@@ -108,9 +107,21 @@ TEST_P(PairedDecode, RequestsOfOneUnit) {
     spec.q_len = {q_len};
     spec.kv_len = {330, 64, 197, 0};
     make_room(spec);
-    spec.cache.unowned_pages *= 3;
     expect_ok_by(kPairedKernel, spec);
   }
+}
+
+// Whatever room their cache has, and with requests of one token among them.
+TEST_P(PairedDecode, SeveralQueryTokens) {
+  for (const std::vector<int32_t>& q_len : std::vector<std::vector<int32_t>>{{2}, {5, 1, 0}, {17}})
+    for (bool causal : {true, false}) {
+      DecodeSpec spec = dense_problem(CacheFormat::kBF16);
+      spec.num_heads = 12;
+      spec.q_len = q_len;
+      spec.kv_len = {70, 20, 33};
+      spec.causal = causal;
+      expect_ok_by(kPairedKernel, spec);
+    }
 }
 
 /// What would not gain there stays with the other kernel.
@@ -124,12 +135,11 @@ TEST_P(PairedDecode, WhatTheOtherKernelKeeps) {
     expect_ok(spec);
     EXPECT_FALSE(seen.contains(kPairedKernel));
   };
-  expect_other([](DecodeSpec& spec) { spec.cache.unowned_pages /= 2; });
-  expect_other([](DecodeSpec& spec) { spec.num_heads = 64; });
-  expect_other([](DecodeSpec& spec) {
-    spec.num_heads = 64;
-    spec.kv_len = {70};  // one request, in a cache with room for many
-    spec.cache.unowned_pages *= 8;
+  expect_other([](DecodeSpec& spec) { spec.cache.unowned_pages = 0; });
+  expect_other([](DecodeSpec& spec) { spec.options.window_left = 200; });
+  expect_other([](DecodeSpec& spec) {  // one query token on average, but for one more
+    spec.cache.unowned_pages = 0;
+    spec.q_len = {2, 1, 2};
   });
   expect_other([](DecodeSpec& spec) { spec.batch_invariant = true; });
   expect_other([](DecodeSpec& spec) { spec.options.logits_soft_cap = 20; });
@@ -138,8 +148,8 @@ TEST_P(PairedDecode, WhatTheOtherKernelKeeps) {
 class PairedDecodeSparse : public DeviceTest<Op::kDecodeSparse> {};
 MLA_FOR_ROW(PairedDecodeSparse, Op::kDecodeSparse, "cuda_sm90");
 
-/// Returns a problem of which every query has 1,024 indices, the fewest with rotary channels that go there, most of
-/// which topk_length cuts off.
+/// Returns a problem of which every query has 1,024 indices, most of which topk_length cuts off. With half as many
+/// tokens it would not go there.
 DecodeSparseSpec wide_lists(CacheFormat format) {
   DecodeSparseSpec spec;
   spec.pool.cache = kit::usual_cache(format);
@@ -262,7 +272,8 @@ TEST_P(PairedDecodeSparse, WhatTheOtherKernelKeeps) {
   expect_other([](DecodeSparseSpec& spec) { spec.q_token_extra = spec.q_head_extra = 1; });
   expect_other([](DecodeSparseSpec& spec) { spec.pool.cache.token_stride_extra = 3; });
   expect_other([](DecodeSparseSpec& spec) { spec.batch_invariant = true; });
-  expect_other([](DecodeSparseSpec& spec) { spec.pool.topk = 1023; });
+  expect_other([](DecodeSparseSpec& spec) { spec.pool.topk = 511; });
+  expect_other([](DecodeSparseSpec& spec) { spec.q_len.resize(3); });
   expect_other([](DecodeSparseSpec& spec) {
     spec.extra_pool = spec.pool;
     spec.extra_pool->topk = 70;

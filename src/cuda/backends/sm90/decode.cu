@@ -20,59 +20,46 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
          has_chunks(args.q_pe, args.q_pe_stride_token, args.q_pe_stride_head);
 }
 
-/// Returns whether the paired kernel is likely to be faster. Steps take it less time, a run some 2 us more.
-/// Microseconds on an H200, 2026-11-29, instead of those of the other kernel:
-///   pages   128 heads, 4, 8 and 16 requests of 1k tokens: 19.8, 24.8, 28.8 instead of 17.8, 22.8, 27.1; 8 of 4k, 16 of
-///           2k and 32 of 1k: 35.2, 35.4, 35.8 instead of 34.7, 35.0, 34.9; 16 of 4k: 48.1 instead of 50.0; two query
-///           tokens, 4 of 4k: 37.7 instead of 41.5; 64 heads, 64 of 4k: 98.9 instead of 97.0; random rows at the power
-///           limit, 2026-11-30, 64 heads, 64 and 128 of 8k: 173, 301 instead of 183, 313; 32 heads: 167, 301 instead of
-///           182, 318
-///   slots   1,024 queries over 32k rows, 1,024 keys, 128 and 64 heads: 546, 293 instead of 601, 308; 64 heads, 1,536
-///           keys: 404 instead of 434. Of the kernel as it was before its votes became one, no rotary channels, 4,096
-///           queries, 512 keys: 1,213, 642 instead of 1,271, 647; rows that mostly come from memory, 64 queries over
-///           256k rows, 2,048 keys: 76.9, 58.3 instead of 77.8, 56.1
-///   slots of quantized rows, fp8_ds_mla, 128 heads, 2026-11-30: 64 tokens, 512, 1,024, 2,048 keys: 34.1, 53.6, 88.2
-///           instead of 35.8, 57.8, 102.2; earlier versions, 128 and 256 keys: 20.4, 25.2 instead of 18.1, 24.3; 512
-///           keys, 3, 4, 8, 16, 32 tokens: 17.2, 17.4, 20.4, 26.5, 31.7 instead of 18.0, 18.6, 19.8, 25.5, 33.9; 1,024
-///           keys, 4, 8, 16, 32 tokens: 20.9, 26.6, 30.9, 39.5 instead of 20.3, 26.5, 31.3, 42.1
-/// How long requests are is not known here. Servers with many requests have full caches, so that the room for each
-/// request stands for its length. With few requests it would do so badly: they stay with the other kernel.
+/// Returns whether the paired kernel is likely to be faster. Steps take it less time, a run up to 1 us more. Times of
+/// the other kernel, those of this one = 1 (H200, 2026-11-30; docs/notebook/2026-11-30-paired-choice.md has them all):
+///   pages   two to eight query tokens, 1 to 32 requests of 256 to 4k tokens: 1.02 to 1.34; one, by keys for each
+///           multiprocessor: 62 0.92 to 1.00, 124 0.95 to 1.01, 155 and 186 0.99 to 1.03, 248 0.99 to 1.09, more 0.99
+///           to 1.23; with windows 31 to 124 0.89 to 1.02, 248 0.99, 496 0.92, 993 1.16
+///   slots   by keys for each multiprocessor, lists of 2,048 keys: 124 0.95, 248 0.98, 496 and 993 0.99 to 1.15, more
+///           1.12 to 1.20; of 512 and 1,024 keys: 124 0.91, 248 to 993 0.90 to 1.09, 1,986 1.03 to 1.16; of 256 keys:
+///           0.91 to 1.04
+///   slots of quantized rows of 65 to 128 heads, by keys for each multiprocessor: 31 1.00 to 1.03, 62 0.96, 124 0.98 to
+///           1.02, 186 1.07, more 1.03 to 1.11; lists of 128 keys: 0.89
+/// How long requests are is not known here. Servers have full caches, so that the room for each request stands for its
+/// length; where that is too long, 8 % is what the choice costs.
 template <class Config>
 bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& device) {
-  const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
-  int64_t keys = 0, slots = 0;  // in sparse attention
-  for (int i = 0; i < args.num_pools(); ++i) {
-    keys += args.pools[i].topk;
-    slots += args.pools[i].cache.num_slots();
-  }
   // Channels are summed in an order that depends on whether a step has an even number, and so on the units before.
   if (args.batch_invariant) return false;
+  const auto units_of = [](int64_t rows) { return (rows + Config::kRows - 1) / Config::kRows; };
+  const int64_t rows = args.num_tokens * args.num_heads.value, units_of_token = units_of(args.num_heads.value);
+  if (!args.sparse()) {
+    if (Config::kQuantized || args.batch_size == 0) return false;
+    // The mask of a step that some query tokens do not see whole takes the other kernel longer.
+    if (args.num_tokens >= 2 * args.batch_size) return true;
+    constexpr int64_t kFewestKeysOfSm = 192, kFewestKeysOfWindows = 768;
+    const bool has_window = args.options.window_left >= 0;
+    int64_t keys = args.pools[0].cache.num_slots() / args.batch_size;  // of a request
+    if (has_window) keys = std::min<int64_t>(keys, int64_t{args.options.window_left} + 1);
+    return std::max<int64_t>(units_of(rows), args.batch_size) * keys >=
+           (has_window ? kFewestKeysOfWindows : kFewestKeysOfSm) * device.num_sms;
+  }
+  int64_t keys = 0;
+  for (int i = 0; i < args.num_pools(); ++i) keys += args.pools[i].topk;
+  const int64_t keys_of_sm = args.num_tokens * units_of_token * keys / device.num_sms;
   if constexpr (Config::kQuantized) {
     // Of a token with two units the plan makes two row lanes (plan.cuh), which are the two blocks of a cluster.
-    constexpr int64_t kFewestKeys = 512, kFewKeysOfSm = 32, kManyKeysOfSm = 192;
-    const int64_t keys_of_sm = args.num_tokens * 2 * keys / device.num_sms;
-    return args.sparse() && units_of(args.num_heads.value) == 2 && keys >= kFewestKeys &&
-           (keys_of_sm <= kFewKeysOfSm || keys_of_sm >= kManyKeysOfSm);
+    constexpr int64_t kFewestKeys = 512, kFewKeysOfSm = 32, kManyKeysOfSm = 180;
+    return units_of_token == 2 && keys >= kFewestKeys && (keys_of_sm <= kFewKeysOfSm || keys_of_sm >= kManyKeysOfSm);
+  } else {
+    constexpr int64_t kFewestKeys = 512, kManyKeysOfSm = 1536, kLongList = 2048, kManyKeysOfLongLists = 384;
+    return keys >= kFewestKeys && keys_of_sm >= (keys >= kLongList ? kManyKeysOfLongLists : kManyKeysOfSm);
   }
-  if (args.sparse()) {
-    constexpr int64_t kUnitsOfSm = 4, kManyReads = 8;
-    const int64_t fewest_keys = args.d_qk == Config::kLatentDims ? 512 : 1024;
-    return keys >= fewest_keys && args.num_tokens * keys >= kManyReads * slots &&
-           args.num_tokens * units_of(args.num_heads.value) >= kUnitsOfSm * device.num_sms;
-  }
-  if (args.batch_size == 0) return false;
-  constexpr int64_t kFewestTokens = 2048, kSmsOfUnit = 5, kFewestKeysOfSm = 640;
-  constexpr int64_t kSmsOfOneUnit = 3, kManyKeysOfSm = 3840;  // where requests have one unit
-  const int64_t rows = args.num_tokens * args.num_heads.value,
-                tokens = args.pools[0].cache.num_slots() / args.batch_size;
-  // Of requests of one unit only what keeps the GPU at its power limit: below it, steps take both kernels the same.
-  if (rows <= Config::kRows * args.batch_size)
-    return tokens >= kFewestTokens && args.batch_size * kSmsOfOneUnit >= device.num_sms &&
-           args.batch_size * tokens >= kManyKeysOfSm * device.num_sms;
-  // Units of requests with several query tokens take the other kernel longer, for a reason that is not known.
-  const int64_t counts = args.num_tokens >= 2 * args.batch_size ? 2 : 1, units = units_of(rows) * counts;
-  return tokens >= kFewestTokens && units * kSmsOfUnit >= device.num_sms &&
-         units * tokens >= kFewestKeysOfSm * device.num_sms;
 }
 
 /// Returns whether the paired kernel can compute rows of a pool: they are copied 16 bytes at a time. It decodes e4m3
