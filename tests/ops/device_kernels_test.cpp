@@ -39,7 +39,7 @@ void make_room(DecodeSpec& spec) {
 }
 
 TEST_P(PairedDecode, LongCaches) {
-  for (int32_t page_size : {64, 128, 8, 24, 16})
+  for (int32_t page_size : {64, 128, 32, 48, 16})
     for (bool causal : {true, false}) {
       DecodeSpec spec = dense_problem(page_size == 128 ? CacheFormat::kF16 : CacheFormat::kBF16);
       spec.num_heads = 70;
@@ -137,6 +137,7 @@ TEST_P(PairedDecode, WhatTheOtherKernelKeeps) {
   };
   expect_other([](DecodeSpec& spec) { spec.cache.unowned_pages = 0; });
   expect_other([](DecodeSpec& spec) { spec.options.window_left = 200; });
+  expect_other([](DecodeSpec& spec) { spec.cache.page_size = 24; });
   expect_other([](DecodeSpec& spec) {  // one query token on average, but for one more
     spec.cache.unowned_pages = 0;
     spec.q_len = {2, 1, 2};
