@@ -22,7 +22,7 @@ bool copies_queries(const cuda::AbsorbedArgs& args) {
 
 /// Returns whether the paired kernel is likely to be faster. Steps take it less time, a run up to 1 us more. Times of
 /// the other kernel, those of this one = 1 (H200, 2026-11-30; docs/notebook/2026-11-30-paired-choice.md has them all):
-///   pages   two to eight query tokens, 1 to 32 requests of 256 to 4k tokens: 1.02 to 1.34; one, by keys for each
+///   pages   two to 16 query tokens, 1 to 64 requests of 256 to 4k tokens: 1.02 to 1.34; one, by keys for each
 ///           multiprocessor: 62 0.92 to 1.00, 124 0.95 to 1.01, 155 and 186 0.99 to 1.03, 248 0.99 to 1.09, more 0.99
 ///           to 1.23; with windows 31 to 124 0.89 to 1.02, 248 0.99, 496 0.92, 993 1.16
 ///   slots   by keys for each multiprocessor, lists of 2,048 keys: 124 0.95, 248 0.98, 496 and 993 0.99 to 1.15, more
@@ -40,7 +40,7 @@ bool is_faster(const cuda::AbsorbedArgs& args, const cuda::DeviceProperties& dev
   const int64_t rows = args.num_tokens * args.num_heads.value, units_of_token = units_of(args.num_heads.value);
   if (!args.sparse()) {
     if (Config::kQuantized || args.batch_size == 0) return false;
-    // The mask of a step that some query tokens do not see whole takes the other kernel longer.
+    // Several query tokens take the other kernel longer, probably for the masks that its score warps make.
     if (args.num_tokens >= 2 * args.batch_size) return true;
     constexpr int64_t kFewestKeysOfSm = 192, kFewestKeysOfWindows = 768;
     const bool has_window = args.options.window_left >= 0;
