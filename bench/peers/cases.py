@@ -106,12 +106,12 @@ def _indexer() -> list[Case]:
     shapes = [(1, 1, 131072, 64), (16, 1, 8192, 64), (64, 1, 32768, 64), (16, 2, 32768, 64), (64, 1, 32768, 32)]
     return [
         Case(
-            "indexer logits" + (", compute = fp8" if compute == "fp8" else ""),
+            "indexer logits" + (", compute = exact" if compute == "exact" else ""),
             f"{heads} heads, " + (f"{q_len} queries, " if q_len > 1 else "") + f"{batch} x {_length(kv_len)}",
             "indexer_logits",
             {"batch": batch, "q_len": q_len, "kv_len": kv_len, "heads": heads, "compute": compute},
         )
-        for compute in ("default", "fp8")
+        for compute in ("default", "exact")
         for batch, q_len, kv_len, heads in shapes
     ]
 

@@ -206,7 +206,8 @@ class Prefill:
 class IndexerLogits:
     """Scores of an indexer, e4m3 queries [T, H, 128] and a paged cache of e4m3 keys with a scale each.
 
-    With ``compute="fp8"`` libmla multiplies e4m3 by e4m3, as DeepGEMM does, which keeps fewer bits of sums on Hopper.
+    libmla multiplies e4m3 by e4m3, as DeepGEMM does, which keeps fewer bits of sums on Hopper; with
+    ``compute="exact"`` it sums in f32.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ typedef enum mla_indexer_format { MLA_INDEXER_FP8 = 0, MLA_INDEXER_MXFP4 = 1 } m
 typedef enum mla_lse_base { MLA_LSE_BASE_E = 0, MLA_LSE_BASE_2 = 1 } mla_lse_base;
 
 /* Lists the values for `compute`, which AttentionOptions of mla/params.h explains. */
-typedef enum mla_compute { MLA_COMPUTE_DEFAULT = 0, MLA_COMPUTE_FP8 = 1 } mla_compute;
+typedef enum mla_compute { MLA_COMPUTE_DEFAULT = 0, MLA_COMPUTE_FP8 = 1, MLA_COMPUTE_EXACT = 2 } mla_compute;
 
 /* Lists the values for `topk_length_per`, which says whom an entry of topk_length is for. */
 typedef enum mla_length_per {
@@ -398,7 +398,7 @@ typedef struct mla_indexer_logits_params {
   mla_page_table pages;
   const mla_tensor* qo_indptr; /* [B+1] int32; null = T / B queries each */
   int32_t causal;              /* 1 after _init */
-  int32_t compute;             /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
+  int32_t compute;             /* mla_compute; exact: sums of f32 everywhere, as params.h says */
   const mla_tensor* logits;    /* out [T, N] f32, bf16 or f16, N at least a request's keys, or M * block_size */
   void* stream;                /* cudaStream_t; null = the default stream. Ignored on the CPU */
   const mla_tensor* blocks;    /* [T, M] int32, optional: blocks of keys whose logits are computed */
@@ -444,7 +444,7 @@ typedef struct mla_indexer_top_k_params {
    * key_end `causal` says where they end. */
   const mla_tensor* key_begin;
   const mla_tensor* key_end;
-  int32_t compute;     /* MLA_COMPUTE_FP8: products of e4m3, in the precision that params.h says */
+  int32_t compute;     /* mla_compute; exact: sums of f32 everywhere, as params.h says */
   int32_t list_tokens; /* 1: all tokens of each key are listed, as physical_slots does */
   mla_context_parallel context_parallel;
   int32_t topk;     /* keys that are selected; 0: as many as a row of slots has room for */

@@ -69,14 +69,14 @@ struct AttentionOptions {
   /// - The channels of a query that meet quantized channels become e4m3, with one f32 scale for each token and head:
   ///   their largest finite magnitude / 448, or 1 where that is 0. Queries of e4m3 are taken as they are. Channels that
   ///   meet 16-bit rotary channels are rounded to bf16.
-  /// - The keys of a query are taken in runs of 32, in cuda_sm90_fp8 of 64 or 128 (Numerics::p_run): in decode as the rank
-  ///   holds them, in prefill from the request's first key on, in decode_sparse as the indices of each pool stand. In a
-  ///   run, and for each group of latent channels with one scale, P of a key times that scale becomes e4m3, in units of
-  ///   the largest such product of the query's visible keys / 448; it multiplies the key's elements. 16-bit rotary
-  ///   channels of a value are multiplied by P unrounded. The denominator and lse sum P unrounded. In prefill, v_scale
-  ///   is the one scale of all channels of all values.
+  /// - The keys of a query are taken in runs of 32, in cuda_sm90_fp8 of 64 or 128 (Numerics::p_run): in decode as the
+  ///   rank holds them, in prefill from the request's first key on, in decode_sparse as the indices of each pool stand.
+  ///   In a run, and for each group of latent channels with one scale, P of a key times that scale becomes e4m3, in
+  ///   units of the largest such product of the query's visible keys / 448; it multiplies the key's elements. 16-bit
+  ///   rotary channels of a value are multiplied by P unrounded. The denominator and lse sum P unrounded. In prefill,
+  ///   v_scale is the one scale of all channels of all values.
   /// Rounding to e4m3 saturates, and is to nearest, ties to even. Rotary channels are quantized in both pools or in
-  /// none.
+  /// none. kExact is kDefault.
   Compute compute = Compute::kDefault;
 };
 
@@ -360,11 +360,11 @@ struct IndexerLogitsParams {
   PageTable pages = {};
   TensorView qo_indptr = {};  ///< [B+1]; not given: T / B queries each
   bool causal = true;
-  /// kFP8 allows q[t][h] . k[j] of e4m3 queries to be summed as tensor cores sum products of e4m3. Hopper's keep about
-  /// 14 bits of a sum, so that a logit may be off by some 2^-12 of sum_h |weights[t][h]| sum_c |q[t][h][c] k[j][c]|
-  /// scale[j]. Keys of MXFP4 may become e4m3 of one scale each: groups of channels whose scale is 2^15 times smaller
-  /// than the key's largest are rounded, and from 2^16 on they are lost. Whoever has no such products computes as with
-  /// kDefault.
+  /// kDefault and kFP8 allow q[t][h] . k[j] of e4m3 queries to be summed as tensor cores sum products of e4m3. Hopper's
+  /// keep about 14 bits of a sum, so that a logit may be off by some 2^-12 of sum_h |weights[t][h]|
+  /// sum_c |q[t][h][c] k[j][c]| scale[j]. Keys of MXFP4 may become e4m3 of one scale each: groups of channels whose
+  /// scale is 2^15 times smaller than the key's largest are rounded, and from 2^16 on they are lost. Backends without
+  /// such products compute as with kExact, which sums in f32 everywhere.
   Compute compute = Compute::kDefault;
   /// Counts the tokens that a key stands for: key j for tokens [ratio * j, ratio * (j + 1)), all of which a query must
   /// see to see the key. kv_len counts tokens.

@@ -59,8 +59,11 @@ inline constexpr Op kAllOps[] = {
 /// Names the base of the logarithm in which `lse` is written. Partial states that are merged must have the same base.
 enum class LseBase : uint8_t { kE, kTwo };
 
-/// Names the arithmetic of attention: what AttentionOptions::compute says.
-enum class Compute : uint8_t { kDefault, kFP8 };
+/// Names the arithmetic of attention and of the indexer: what AttentionOptions::compute and
+/// IndexerLogitsParams::compute say. kDefault is kExact for attention, and kFP8 for the indexer.
+enum class Compute : uint8_t { kDefault, kFP8, kExact };
+
+inline constexpr Compute kAllComputes[] = {Compute::kDefault, Compute::kFP8, Compute::kExact};
 
 /// Returns "f32", "f16", "bf16", "e4m3", "uint8", "int32" or "int64"; "none" for kNone.
 std::string_view name(DType dtype);
@@ -70,7 +73,7 @@ std::string_view name(DType dtype);
 std::string_view name(Op op);
 /// Returns "cpu" or "cuda".
 std::string_view name(DeviceType type);
-/// Returns "default" or "fp8".
+/// Returns "default", "fp8" or "exact".
 std::string_view name(Compute compute);
 /// Returns what has that name, if anything.
 std::optional<Compute> parse_compute(std::string_view text);

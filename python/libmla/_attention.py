@@ -73,7 +73,7 @@ def decode(
         compute: "fp8" multiplies numbers of e4m3, with quantized caches: the elements of the cache as they are, queries
             with one scale for each token and head, and softmax weights with one for each 32 keys (on H100 and H200 for
             each 64) and group of channels; ``AttentionOptions`` in ``mla/params.h`` has every rounding. "default"
-            dequantizes keys to bf16.
+            ("exact" is the same) dequantizes keys to bf16.
         context_parallel: (rank, world, interleave): the cache and its page table hold this rank's tokens only.
         lse_base: base of the logarithm in ``lse``.
         batch_invariant: the bits of a request do not depend on the other requests.

@@ -147,9 +147,10 @@ def indexer_logits(
             ``blocks[t][j // block_size] * block_size + j % block_size``; of a block that is negative or has no key, all
             logits are -inf.
         block_size: keys of a block.
-        compute: "fp8" allows ``q . k`` of e4m3 queries to be summed as Hopper's tensor cores sum products of e4m3, in
-            about 14 bits, and MXFP4 keys to become e4m3 of one scale each (groups with a scale 2^16 times smaller than
-            the key's largest count as zeros). It is up to three times as fast there; elsewhere it changes nothing.
+        compute: "exact" sums ``q . k`` in f32. By default ("fp8" is the same) those of e4m3 queries may be summed as
+            Hopper's tensor cores sum products of e4m3, in about 14 bits, and MXFP4 keys may become e4m3 of one scale
+            each (groups with a scale 2^16 times smaller than the key's largest count as zeros). That is up to three
+            times as fast there, and what DeepGEMM does; elsewhere nothing changes.
         max_kv_len: width of new ``logits``; None: what the page table has room for, or M * block_size.
         logits_dtype: the type of new ``logits``: f32, bf16 or f16; None: f32.
         logits: [T, N] f32, bf16 or f16, N at least the most keys of a request, or M * block_size. Those of 16 bits are

@@ -30,7 +30,7 @@ CacheFormat: TypeAlias = Literal[
 ]
 IndexerFormat: TypeAlias = Literal["fp8", "mxfp4"]
 LseBase: TypeAlias = Literal["e", "2"]
-Compute: TypeAlias = Literal["default", "fp8"]
+Compute: TypeAlias = Literal["default", "fp8", "exact"]
 LengthPer: TypeAlias = Literal["token", "request"]
 
 

@@ -271,7 +271,7 @@ DType Arguments::dtype(Field field) {
 Compute Arguments::compute(Field field) {
   const std::string name = text(field);
   if (const auto found = parse_compute(name)) return *found;
-  fail("ValueError", field, "\"default\" or \"fp8\"", '"' + name + '"');
+  fail("ValueError", field, "\"default\", \"fp8\" or \"exact\"", '"' + name + '"');
 }
 
 }  // namespace mla::python

@@ -54,7 +54,7 @@ def good():
         ("sm_scale", "1", TypeError, 'sm_scale: expected a number, got "1"'),
         ("causal", "yes", TypeError, 'causal: expected a bool, got "yes"'),
         ("lse_base", "10", ValueError, 'lse_base: expected "e" or "2", got "10"'),
-        ("compute", "fp4", ValueError, 'compute: expected "default" or "fp8", got "fp4"'),
+        ("compute", "fp4", ValueError, 'compute: expected "default", "fp8" or "exact", got "fp4"'),
         ("compute", "fp8", ValueError, "compute: expected default, since bf16 caches are not quantized, got fp8"),
         ("window_left", 2**40, ValueError, "window_left: expected an int of 32 bits, got 1099511627776"),
         ("window_left", -2, ValueError, "window_left: expected"),

@@ -191,7 +191,7 @@ def test_explain_says_which_problem_it_judged() -> None:
         ({"op": "decode", "cache": "int4"}, "int4"),
         ({"op": "decode", "device": "tpu"}, "tpu"),
         ({"op": "decode", "q_len": 0}, "q_len: expected at least 1, got 0"),
-        ({"op": "decode", "compute": "int8"}, 'compute: expected "default" or "fp8", got "int8"'),
+        ({"op": "decode", "compute": "int8"}, 'compute: expected "default", "fp8" or "exact", got "int8"'),
     ],
 )
 def test_explain_refuses_names_that_nothing_has(options: dict[str, Any], message: str) -> None:

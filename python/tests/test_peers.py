@@ -35,7 +35,7 @@ SMALL = [
     ("prefill_sparse", "sparse prefill", {"queries": 70, "keys": 90, "heads": 2, "topk": 32, "d_qk": 576}),
     ("prefill", "prefill", {"batch": 2, "length": 33, "heads": 2}),
     ("indexer_logits", "indexer", {"batch": 2, "q_len": 2, "kv_len": 80, "heads": 4}),
-    ("indexer_logits", "indexer in fp8", {"batch": 1, "q_len": 1, "kv_len": 70, "heads": 4, "compute": "fp8"}),
+    ("indexer_logits", "exact indexer", {"batch": 1, "q_len": 1, "kv_len": 70, "heads": 4, "compute": "exact"}),
 ]
 # Which peers compute which of these cases.
 EXPECTED = {
@@ -48,7 +48,7 @@ EXPECTED = {
     "sparse prefill": {"FlashMLA"},
     "prefill": {"FlashAttention-3", "cuDNN"},
     "indexer": {"DeepGEMM"},
-    "indexer in fp8": {"DeepGEMM"},
+    "exact indexer": {"DeepGEMM"},
 }
 
 

@@ -269,7 +269,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("mistral_large4", {"cache_format": "fp8_ds_mla"}, "cache_format: .* 512 latent and 0 rotary"),
     ("deepseek_v3", {"absorb": "never"}, "absorb: expected 'decode' or 'always', got 'never'"),
-    ("deepseek_v3", {"compute": "fp4"}, 'compute: expected "default" or "fp8", got "fp4"'),
+    ("deepseek_v3", {"compute": "fp4"}, 'compute: expected "default", "fp8" or "exact", got "fp4"'),
     ("deepseek_v3", {"compute": "fp8"}, "compute: expected default, since bf16 caches are not quantized, got fp8"),
     ("deepseek_v3", {"page_size": 0}, "page_size: expected 1 or more, got 0"),
     ("deepseek_v32", {"select_keys": Window(3)}, "select_keys: expected None, as DeepseekV32Attention has an indexer"),

@@ -48,7 +48,7 @@ struct Options {
   int32_t window_left = -1;             // -1 for all keys
   float logits_soft_cap = 0.0F;         // 0 for none
   const float* alibi_slopes = nullptr;  // [H]
-  Compute compute = Compute::kDefault;  // kFP8 with quantized caches, and with a prefill's e4m3 tensors, only
+  Compute compute = Compute::kDefault;  // or kFP8, with quantized caches, and with a prefill's e4m3 tensors, only
   int32_t p_run = 32;                   // with kFP8, keys whose P have one scale; only the reference takes any
 };
 
@@ -493,7 +493,7 @@ struct IndexerLogitsArgs {
 
   /// Returns whether queries and keys may be multiplied as e4m3, and every key has a logit.
   bool multiplies_e4m3() const {
-    return compute == Compute::kFP8 && q_dtype == DType::kE4M3 && !blocks.given() && key_begin == nullptr &&
+    return compute != Compute::kExact && q_dtype == DType::kE4M3 && !blocks.given() && key_begin == nullptr &&
            key_end == nullptr;
   }
 };

@@ -36,9 +36,8 @@ bool check_kv_len(Checks& check, const Pages& pages, const PagedRows& rows, int6
 bool check_compute_value(Checks& check, Compute compute, Options& result) {
   if (!check.ok()) return false;
   const Checks::Within within(check, "options");
-  result.compute = compute;
-  return check.require(compute == Compute::kDefault || compute == Compute::kFP8, "compute",
-                       "expected kDefault or kFP8, got {}", static_cast<unsigned>(compute));
+  result.compute = compute == Compute::kExact ? Compute::kDefault : compute;
+  return check_compute(check, compute);
 }
 
 /// Checks an optional list of one f32 per head.
@@ -129,10 +128,15 @@ bool check_options(Checks& check, const AttentionOptions& options, int64_t num_h
   return true;
 }
 
+bool check_compute(Checks& check, Compute compute) {
+  return check.require(std::find(std::begin(kAllComputes), std::end(kAllComputes), compute) != std::end(kAllComputes),
+                       "compute", "expected kDefault, kFP8 or kExact, got {}", static_cast<unsigned>(compute));
+}
+
 bool check_compute(Checks& check, const AttentionOptions& options, const Cache& cache, const Cache* extra,
                    Options& result) {
   if (!check_compute_value(check, options.compute, result)) return false;
-  if (options.compute == Compute::kDefault) return true;
+  if (result.compute == Compute::kDefault) return true;
   const Checks::Within within(check, "options");
   for (const Cache* one : {&cache, extra != nullptr ? extra : &cache})
     if (!one->is_quantized())
@@ -145,7 +149,7 @@ bool check_compute(Checks& check, const AttentionOptions& options, const Cache& 
 bool check_compute(Checks& check, const AttentionOptions& options, DType keys, Options& result) {
   if (!check_compute_value(check, options.compute, result)) return false;
   const Checks::Within within(check, "options");
-  return check.require(options.compute == Compute::kDefault || keys == DType::kE4M3, "compute",
+  return check.require(result.compute == Compute::kDefault || keys == DType::kE4M3, "compute",
                        "expected default, since keys are {}, not e4m3, got fp8", name(keys));
 }
 

@@ -43,6 +43,8 @@ DTypes output_types(DType queries, bool e4m3);
 /// Checks the options. Only `keyed` operations know the positions of keys, which some options need.
 bool check_options(Checks& check, const AttentionOptions& options, int64_t num_heads, bool keyed, Options& result);
 
+/// Checks that the arithmetic is one of those that there are.
+bool check_compute(Checks& check, Compute compute);
 /// Checks what the options say of the arithmetic. `cache` is that of the keys; `extra` is that of the second pool, null
 /// if there is none.
 bool check_compute(Checks& check, const AttentionOptions& options, const Cache& cache, const Cache* extra,

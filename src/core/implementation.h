@@ -62,9 +62,9 @@ inline Reason width_refusal(const Problem& problem) {
 /// Returns whether the operation scores the keys of an indexer.
 inline bool is_indexer(Op op) { return op == Op::kIndexerLogits || op == Op::kIndexerTopK; }
 
-/// Returns whether a problem is computed in the arithmetic that it names or not at all. An indexer only allows it.
+/// Returns whether a problem is computed in products of e4m3 or not at all. An indexer only allows them.
 inline bool demands_compute(const Problem& problem) {
-  return problem.compute != Compute::kDefault && !is_indexer(problem.op);
+  return problem.compute == Compute::kFP8 && !is_indexer(problem.op);
 }
 
 /// Returns why no backend can run a problem in the arithmetic that it names; empty if there is nothing to refuse.

@@ -66,12 +66,13 @@ std::string_view name(Compute compute) {
   switch (compute) {
     case Compute::kDefault: return "default";
     case Compute::kFP8: return "fp8";
+    case Compute::kExact: return "exact";
   }
   return "unknown";
 }
 
 std::optional<Compute> parse_compute(std::string_view text) {
-  for (const Compute compute : {Compute::kDefault, Compute::kFP8})
+  for (const Compute compute : kAllComputes)
     if (name(compute) == text) return compute;
   return std::nullopt;
 }

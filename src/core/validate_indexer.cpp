@@ -53,8 +53,7 @@ bool check_indexer(Checks& check, const IndexerLogitsParams& params, IndexerLogi
       check_per_token(check, "key_begin", params.key_begin, batch.num_tokens, args.key_begin) &&
       check_per_token(check, "key_end", params.key_end, batch.num_tokens, args.key_end) &&
       check_key_blocks(check, params.blocks, params.block_size, batch.num_tokens, args.blocks) &&
-      check.require(params.compute == Compute::kDefault || params.compute == Compute::kFP8, "compute",
-                    "expected kDefault or kFP8, got {}", static_cast<unsigned>(params.compute)) &&
+      check_compute(check, params.compute) &&
       check.tensor("logits", params.logits, kFloats, {{"T", &batch.num_tokens}, {"N", &width}}, Role::kOutput) &&
       check.fits_int32("num_logits", width);
   if (!shapes) return false;

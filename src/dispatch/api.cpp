@@ -196,7 +196,7 @@ Problem problem_of(const core::AppendIndexerArgs& a, Device device) {
 Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
   Problem problem = indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads, a.cache);
   problem.logits_dtype = a.logits_dtype;
-  if (a.multiplies_e4m3()) problem.compute = Compute::kFP8;
+  if (!a.multiplies_e4m3()) problem.compute = Compute::kExact;
   return problem;
 }
 Problem problem_of(const core::TopKArgs& a, Device device) {

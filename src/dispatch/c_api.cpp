@@ -199,9 +199,10 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.listed_keys < 0)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: listed_keys: expected at least 0, got {}", problem.listed_keys));
-  if (problem.compute != MLA_COMPUTE_DEFAULT && problem.compute != MLA_COMPUTE_FP8)
+  if (problem.compute < MLA_COMPUTE_DEFAULT || problem.compute > MLA_COMPUTE_EXACT)
     return Status(StatusCode::kInvalidArgument,
-                  mla::core::format("explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got {}",
+                  mla::core::format("explain: compute: expected MLA_COMPUTE_DEFAULT, MLA_COMPUTE_FP8 or "
+                                    "MLA_COMPUTE_EXACT, got {}",
                                     problem.compute));
   const int32_t indexer_formats = static_cast<int32_t>(std::size(mla::kAllIndexerFormats));
   if (problem.indexer_format < 0 || problem.indexer_format >= indexer_formats)
@@ -220,7 +221,7 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .emulated = problem.emulated != 0,
                       .q_len = std::max<int64_t>(problem.q_len, 1),
                       .listed_keys = problem.listed_keys,
-                      .compute = problem.compute == MLA_COMPUTE_FP8 ? mla::Compute::kFP8 : mla::Compute::kDefault,
+                      .compute = static_cast<mla::Compute>(problem.compute),
                       .indexer_format = static_cast<mla::IndexerFormat>(problem.indexer_format),
                       .logits_dtype = logits_dtype};
   if (Status status = mla::dispatch::check_problem(wanted); !status.ok()) return status;

@@ -90,9 +90,9 @@ void StructReader::convert(const FieldPath& at, int32_t value, LseBase& field) {
 }
 
 void StructReader::convert(const FieldPath& at, int32_t value, Compute& field) {
-  if (value != MLA_COMPUTE_DEFAULT && value != MLA_COMPUTE_FP8)
-    fail(at, core::format("expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got {}", value));
-  field = value == MLA_COMPUTE_FP8 ? Compute::kFP8 : Compute::kDefault;
+  if (value < MLA_COMPUTE_DEFAULT || value > MLA_COMPUTE_EXACT)
+    fail(at, core::format("expected MLA_COMPUTE_DEFAULT, MLA_COMPUTE_FP8 or MLA_COMPUTE_EXACT, got {}", value));
+  field = static_cast<Compute>(value);
 }
 
 namespace {

@@ -37,9 +37,9 @@ void test_listing(void) {
   wanted.cache_format = MLA_CACHE_FP8_DS_MLA;
   CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
   CHECK(strstr(text, "reference: yes, ") != NULL);
-  wanted.compute = 2;
+  wanted.compute = 3;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
-              "explain: compute: expected MLA_COMPUTE_DEFAULT or MLA_COMPUTE_FP8, got 2");
+              "explain: compute: expected MLA_COMPUTE_DEFAULT, MLA_COMPUTE_FP8 or MLA_COMPUTE_EXACT, got 3");
   wanted.compute = MLA_COMPUTE_DEFAULT;
   wanted.indexer_format = 2;
   CHECK_ERROR(mla_explain(&wanted, NULL, text, sizeof text, NULL), MLA_INVALID_ARGUMENT,

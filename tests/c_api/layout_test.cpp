@@ -86,6 +86,7 @@ TEST(Layout, EnumerationsAreThoseOfTheCppApi) {
   EXPECT_EQ(static_cast<int>(MLA_LSE_BASE_2), static_cast<int>(mla::LseBase::kTwo));
   EXPECT_EQ(static_cast<int>(MLA_COMPUTE_DEFAULT), static_cast<int>(mla::Compute::kDefault));
   EXPECT_EQ(static_cast<int>(MLA_COMPUTE_FP8), static_cast<int>(mla::Compute::kFP8));
+  EXPECT_EQ(static_cast<int>(MLA_COMPUTE_EXACT), static_cast<int>(mla::Compute::kExact));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_BY_SHAPE), static_cast<int>(mla::LengthPer::kByShape));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_TOKEN), static_cast<int>(mla::LengthPer::kToken));
   EXPECT_EQ(static_cast<int>(MLA_LENGTH_PER_REQUEST), static_cast<int>(mla::LengthPer::kRequest));

@@ -77,7 +77,7 @@ TEST(ValidateOptions, RefusesTheArithmeticOfQuantizedKeysElsewhere) {
       OptionsCases{{"cache of bf16", set_fp8,
                     "decode: options.compute: expected default, since bf16 caches are not quantized, got fp8"},
                    {"no arithmetic", [](OptionsDecode& p) { p.params.options.compute = static_cast<Compute>(7); },
-                    "decode: options.compute: expected kDefault or kFP8, got 7"}});
+                    "decode: options.compute: expected kDefault, kFP8 or kExact, got 7"}});
   expect_refused(std::vector<BadCase<Prefill>>{
       {"prefill", set_fp8, "prefill: options.compute: expected default, since keys are bf16, not e4m3, got fp8"}});
   expect_refused(std::vector<BadCase<PrefillSparse>>{
@@ -110,6 +110,8 @@ TEST(ValidateOptions, QuantizedCachesHaveAnArithmeticOfTheirOwn) {
   EXPECT_EQ(accepted_options(decode.params).options.compute, Compute::kDefault);
   decode.params.options.compute = Compute::kFP8;
   EXPECT_EQ(accepted_options(decode.params).options.compute, Compute::kFP8);
+  decode.params.options.compute = Compute::kExact;  // is the default
+  EXPECT_EQ(accepted_options(decode.params).options.compute, Compute::kDefault);
   DecodeSparse sparse;
   sparse.use_extra_pool();
   sparse.params.options.compute = Compute::kFP8;

@@ -186,7 +186,8 @@ TEST(Tables, RowsSayWhyTheyLackAnArithmetic) {
   }
   for (Op op : kAllOps)
     if (op == Op::kIndexerLogits || op == Op::kIndexerTopK) {  // only allow it
-      EXPECT_EQ(explain({.op = op, .compute = Compute::kFP8}).selected, explain({.op = op}).selected);
+      for (const Compute compute : {Compute::kFP8, Compute::kExact})
+        EXPECT_EQ(explain({.op = op, .compute = compute}).selected, explain({.op = op}).selected);
     } else if (op != Op::kDecode && op != Op::kDecodeSparse) {
       EXPECT_EQ(explain({.op = op, .compute = Compute::kFP8}).selected, "") << name(op);
       EXPECT_EQ(reason_of({.op = op, .compute = Compute::kFP8}, "reference"),

@@ -73,7 +73,7 @@ std::vector<kit::IndexerLogitsSpec> specs_of_logits() {
   add([](auto& spec) { spec.q_len = {1}, spec.kv_len = {2500, 0}; });
   for (const int32_t q_len : {1, 2, 3}) {
     add([&](auto& spec) {
-      spec.compute = Compute::kFP8;
+      spec.compute = Compute::kExact;
       spec.q_len = {q_len};
       spec.kv_len = {700, 64, 1};
       spec.omit_qo_indptr = true;
@@ -162,7 +162,7 @@ TEST_P(LogitTypes, RoundToEvenAndSaturate) {
   for (const Rounded& one : kRounded) logits.push_back(one.logit);
   logits.push_back(std::nanf(""));
   for (const DType dtype : kShortTypes)
-    for (const Compute arithmetic : {Compute::kDefault, Compute::kFP8}) {
+    for (const Compute arithmetic : {Compute::kDefault, Compute::kExact}) {
       kit::IndexerLogitsSpec spec = {.q_len = {2}, .kv_len = {static_cast<int32_t>(logits.size())}};
       spec.compute = arithmetic;
       spec.causal = false;

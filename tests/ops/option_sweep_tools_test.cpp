@@ -398,7 +398,8 @@ Options<Case> indexer_options(const std::string& prefix, IndexerLogitsParams& (*
        change("qo_indptr", Effect::kChanges, [](Indexer& p) { --at(p.qo_indptr, 1); }),
        change("causal", Effect::kChanges, [](Indexer& p) { p.causal = false; }),
        change("ratio", Effect::kChanges, [](Indexer& p) { p.ratio = 2; }),
-       change("compute", Effect::kAny, [](Indexer& p) { p.compute = Compute::kFP8; }),  // allows, and asks for nothing
+       change("compute", Effect::kAny,
+              [](Indexer& p) { p.compute = Compute::kExact; }),  // the default where no row has other sums
        {prefix + "key_begin", Effect::kChanges, [=](Params& p) { indexer(p).key_begin = {}; },
         [=](SpecOf<Case>& s) { spec(s).key_begin = true; }},
        {prefix + "key_end", Effect::kChanges, [=](Params& p) { indexer(p).key_end = {}; },

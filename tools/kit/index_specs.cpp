@@ -154,7 +154,7 @@ Problem problem_of(const AppendIndexerSpec& spec) {
 }
 Problem problem_of(const IndexerLogitsSpec& spec) {
   Problem problem = indexer_problem(Op::kIndexerLogits, spec.q_dtype, spec.num_heads, spec.format, spec.logits_dtype);
-  if (spec.num_blocks == 0 && !spec.key_begin && !spec.key_end) problem.compute = spec.compute;
+  problem.compute = spec.num_blocks == 0 && !spec.key_begin && !spec.key_end ? spec.compute : Compute::kExact;
   return problem;
 }
 Problem problem_of(const TopKSpec& spec) {

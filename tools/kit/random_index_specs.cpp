@@ -104,7 +104,7 @@ IndexerLogitsSpec random_indexer_logits_spec(uint64_t seed) {
   spec.logits_columns = random_extra(random);
   spec.logits_extra = random_extra(random);
   if (random.chance(0.5)) spec.format = IndexerFormat::kMXFP4;
-  if (random.chance(0.4)) spec.compute = Compute::kFP8;
+  if (random.chance(0.4)) spec.compute = Compute::kExact;
   if (random.chance(0.5)) spec.logits_dtype = random.chance(0.5) ? DType::kBF16 : DType::kF16;
   return spec;
 }

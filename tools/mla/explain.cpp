@@ -259,7 +259,8 @@ Action add_explain(CLI::App& app) {
       "decode_sparse, prefill_sparse: query tokens times the entries of a token's lists (default many)");
   command->add_option(
       "--compute", options->compute,
-      "decode, decode_sparse, prefill, indexer_logits, indexer_top_k: default, or fp8 for products of e4m3");
+      "decode, decode_sparse, prefill: default, or fp8 for products of e4m3; indexer_logits, indexer_top_k: default, "
+      "or exact for sums of f32");
   command->add_option("--indexer-format", options->indexer_format,
                       "append_indexer, indexer_logits, indexer_top_k: " + indexer_names() + " (default fp8)");
   command->add_option("--logits-dtype", options->logits_dtype,

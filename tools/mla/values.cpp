@@ -176,7 +176,7 @@ IndexerFormat parse_indexer(std::string_view option, std::string_view text) {
 
 Compute parse_compute(std::string_view option, std::string_view text) {
   if (const auto compute = mla::parse_compute(text)) return *compute;
-  fail(option, "one of default, fp8", text);
+  fail(option, "one of default, fp8, exact", text);
 }
 
 DType parse_float_dtype(std::string_view option, std::string_view text, bool allow_e4m3) {

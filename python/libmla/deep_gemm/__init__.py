@@ -119,7 +119,6 @@ def fp8_fp4_paged_mqa_logits(
         block_table=block_table,
         max_kv_len=max_context_len,
         logits_dtype=logits_dtype,
-        compute="fp8",
         **more,
     )
 
@@ -172,7 +171,6 @@ def fp8_fp4_mqa_logits(
         key_end=cu_seq_len_k_end,
         max_kv_len=width,
         logits_dtype=logits_dtype,
-        compute="fp8",
     )
     if max_seqlen_k > 0:
         columns = torch.arange(max_seqlen_k, device=keys.device) + cu_seq_len_k_start[:, None]

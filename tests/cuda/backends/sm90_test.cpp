@@ -154,9 +154,10 @@ TEST(Sm90, LeavesIndexersOfFewHeads) {
     problem.q_dtype = DType::kE4M3;
     problem.num_heads = 32;
     const std::string_view few =
-        "takes 32 heads for products of e4m3 only (compute fp8, e4m3 queries, logits of all keys)";
+        "takes 32 heads for products of e4m3 only (e4m3 queries, logits of all keys, compute not exact)";
+    problem.compute = Compute::kExact;
     EXPECT_EQ(of_sm90(problem).reason, few);
-    problem.compute = Compute::kFP8;
+    problem.compute = Compute::kDefault;
     if (emulates_sm90()) {
       EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;
       EXPECT_EQ(of_sm90(problem).numerics.multiplied, Arithmetic::kE4M3);
@@ -164,7 +165,7 @@ TEST(Sm90, LeavesIndexersOfFewHeads) {
     problem.q_dtype = DType::kBF16;
     EXPECT_EQ(of_sm90(problem).reason, few);
     problem.q_dtype = DType::kE4M3;
-    problem.compute = Compute::kDefault;
+    problem.compute = Compute::kExact;
     problem.num_heads = 33;
     if (emulates_sm90()) {
       EXPECT_TRUE(of_sm90(problem).usable) << of_sm90(problem).reason;

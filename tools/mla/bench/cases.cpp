@@ -403,7 +403,8 @@ const std::vector<SettingKey>& setting_keys() {
       {"soft_cap", "Cap of the logits", "logits_soft_cap"},
       {"alibi", "ALiBi slopes: true, false", "alibi_slopes"},
       {"compute",
-       "decode, decode_sparse, prefill, indexer_logits, indexer_top_k: default, or fp8 for products of e4m3"},
+       "decode, decode_sparse, prefill: default, or fp8 for products of e4m3; indexer_logits, indexer_top_k: default, "
+       "or exact for sums of f32"},
       {"tree", "Draft tree of the last q-len tokens: none, mask, parents"},
       {"dcp", "Ranks that share the tokens; measured is the first one's part"},
       {"states", "Partial states (only merge_states)"},

@@ -52,7 +52,7 @@ def check_format(cache_format: str, rank: int, rope: int, name: str = "cache_for
 def check_compute(compute: Compute, cache_format: str) -> None:
     """Raises ValueError unless caches of the format can be computed with in that way."""
     if compute not in get_args(Compute):
-        raise ValueError(f'compute: expected "default" or "fp8", got "{compute}"')
+        raise ValueError(f'compute: expected "default", "fp8" or "exact", got "{compute}"')
     if compute == "fp8" and cache_format in ("bf16", "f16"):
         raise ValueError(f"compute: expected default, since {cache_format} caches are not quantized, got fp8")
 

@@ -18,7 +18,7 @@ constexpr Op kOps[] = {Op::kDecode,  Op::kDecodeSparse,  Op::kPrefillSparse,
 constexpr int64_t kFewHeads = 32;
 
 bool multiplies_e4m3(const Problem& problem) {
-  return is_indexer(problem.op) && problem.compute == Compute::kFP8 && problem.q_dtype == DType::kE4M3;
+  return is_indexer(problem.op) && problem.compute != Compute::kExact && problem.q_dtype == DType::kE4M3;
 }
 
 Reason indexer_refusal(const Problem& problem) {
@@ -26,8 +26,9 @@ Reason indexer_refusal(const Problem& problem) {
   if (problem.q_dtype == DType::kF16 && indexer_layout(problem.indexer_format).codec.element == DType::kE2M1)
     return Reason::format("takes e4m3 and bf16 queries with {} keys, not f16", name(problem.indexer_format));
   if (problem.num_heads <= kFewHeads && !multiplies_e4m3(problem))
-    return Reason::format("takes {} heads for products of e4m3 only (compute fp8, e4m3 queries, logits of all keys)",
-                          problem.num_heads);
+    return Reason::format(
+        "takes {} heads for products of e4m3 only (e4m3 queries, logits of all keys, compute not exact)",
+        problem.num_heads);
   return {};
 }
 
