@@ -20,6 +20,7 @@ calling_names = _names.get
 
 _torch: Any = sys.modules.get("torch")
 gradients: Callable[[], bool] = (lambda: False) if _torch is None else _torch.is_grad_enabled
+compiling: Callable[[], bool] = (lambda: False) if _torch is None else _torch.compiler.is_compiling
 _TORCH_TENSORS = frozenset() if _torch is None else frozenset((_torch.Tensor, _torch.nn.Parameter))
 
 
@@ -55,7 +56,7 @@ def calling(names: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _torch is not None and _torch.compiler.is_compiling():
+            if compiling():
                 return function(*args, **kwargs)
             before = _names.set(table)
             try:

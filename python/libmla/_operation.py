@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
@@ -20,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from tvm_ffi import get_global_func
 
 from . import _core, frameworks
-from ._call import calling_names, gradients, refuse_gradients, refuse_without_memory
+from ._call import calling_names, compiling, gradients, refuse_gradients, refuse_without_memory
 from .types import Cache, KvCache, Rows
 
 P = ParamSpec("P")
@@ -215,8 +214,7 @@ def operation(*outputs: Output, written: tuple[str, ...] = ()) -> Callable[[Call
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.compiler.is_compiling():
+            if compiling():
                 return _traced(name)(*args, **kwargs)
             first = args[0] if args else None
             if type(first) is tuple and first:
