@@ -19,6 +19,13 @@ LENGTHS = torch.ones(2, dtype=torch.int32)
         (dense_call, {"k_cache": randn(8, 16, 0, 576)}, ValueError, "divide the 6 query heads, got 0"),
         (dense_call, {"k_cache": randn(8, 16, 1, 576, dtype=torch.float32)}, TypeError, "k_cache: expected bfloat16"),
         (dense_call, {"is_fp8_kvcache": True}, TypeError, "k_cache: expected float8_e4m3fn, uint8 or int8"),
+        (
+            dense_call,
+            {"k_cache": randn(8, 16, 1, 512)},
+            ValueError,
+            r"k_cache: expected .* d_qk = 576\], got \[8, 16, 51",
+        ),
+        (dense_call, {"attn_sink": torch.zeros(9)}, ValueError, r"attn_sink: expected shape \[H = 6\], got \[9\]"),
         (dense_call, {"num_splits": LENGTHS}, ValueError, "num_splits: expected None"),
         (dense_call, {"tile_scheduler_metadata": LENGTHS}, TypeError, "expected the FlashMLASchedMeta .* got Tensor"),
         (dense_call, {"block_table": None}, ValueError, "block_table: missing"),

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns FlashMLA's caches, [num_blocks, page_block_size, num_heads_k, width], into ``libmla.KvCache``."""
+"""Turns FlashMLA's caches, [num_blocks, page_block_size, num_heads_k, width], into those of libmla."""
 
+import functools
 from typing import get_args
 
 import torch
 
 import libmla
-from libmla.types import CacheFormat
+from libmla.types import Cache, CacheFormat
 
 _BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 #: The peer's names of the layouts of packed rows. Beside a V41 cache, an extra one may have FP4 rows.
@@ -17,7 +18,7 @@ _NAMED_FORMATS: dict[str, CacheFormat] = {
     "V41": "fp8_dsv41",
 }
 _FP4_BESIDE_V41: CacheFormat = "fp4_dsv41"
-_PLAIN_FORMATS: dict[torch.dtype, CacheFormat] = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_PLAIN_TYPES = (torch.bfloat16, torch.float16)
 
 
 def kv_cache(
@@ -28,7 +29,7 @@ def kv_cache(
     fp8: bool,
     descale: torch.Tensor | None,
     kv_format: str | None = None,
-) -> libmla.KvCache:
+) -> Cache:
     """Returns one KV head of a cache, without a copy.
 
     name: of the argument, for messages. fp8: whether the cache is quantized; `kv_format` says how, or without one the
@@ -40,12 +41,12 @@ def kv_cache(
     if kv_format is not None and not fp8:
         raise ValueError("kv_format: names quantized rows; expected None while is_fp8_kvcache is False")
     if not fp8:
-        if cache.dtype not in _PLAIN_FORMATS:
+        if cache.dtype not in _PLAIN_TYPES:
             raise TypeError(
                 f"{name}: expected bfloat16 or float16 while is_fp8_kvcache is False, got {cache.dtype}; quantized "
                 "caches need is_fp8_kvcache=True"
             )
-        return libmla.KvCache(_PLAIN_FORMATS[cache.dtype], kv=cache[:, :, kv_head])
+        return cache.select(2, kv_head)
     if cache.dtype not in _BYTE_TYPES:
         raise TypeError(
             f"{name}: expected float8_e4m3fn, uint8 or int8 while is_fp8_kvcache is True, got {cache.dtype}"
@@ -54,11 +55,11 @@ def kv_cache(
     if kv_format is None and width == d_qk:
         if descale is None:
             raise ValueError(f"{name}: rows of {d_qk} e4m3 values have one scale for the tensor: descale_k is missing")
-        rows = cache[:, :, kv_head].view(torch.float8_e4m3fn)
+        rows = cache.select(2, kv_head).view(torch.float8_e4m3fn)
         return libmla.KvCache("fp8", kv=rows, ckv_scale=descale)
     if cache.shape[2] != 1:
         raise ValueError(f"{name}: packed rows belong to all query heads: expected num_heads_k 1, got {cache.shape[2]}")
-    rows = cache[:, :, 0].view(torch.uint8)
+    rows = cache.select(2, 0)
     if kv_format is None:
         formats: tuple[CacheFormat, ...] = ("fp8_ds_mla", "fp8_dsv4")
     else:
@@ -67,15 +68,13 @@ def kv_cache(
             formats += (_FP4_BESIDE_V41,)
     page_size = cache.shape[1]
     for one in formats:
-        if width == libmla.page_bytes(one, d_qk, 1):
+        if width == _row_bytes(one, d_qk):
             return _packed(name, rows, one, page_size)
     if kv_format is not None:
-        expected = " or ".join(f"{libmla.page_bytes(one, d_qk, 1)} bytes ({one})" for one in formats)
+        expected = " or ".join(f"{_row_bytes(one, d_qk)} bytes ({one})" for one in formats)
         raise ValueError(f"{name}: expected rows of {expected}, as kv_format is {kv_format}, got {width}")
     others = " or ".join(
-        one
-        for one in get_args(CacheFormat)
-        if one not in ("bf16", "f16", "fp8") and libmla.page_bytes(one, d_qk, 1) == width
+        one for one in get_args(CacheFormat) if one not in ("bf16", "f16", "fp8") and _row_bytes(one, d_qk) == width
     )
     raise ValueError(
         f"{name}: expected rows of 656 bytes (fp8_ds_mla), 584 bytes (fp8_dsv4) or {d_qk} e4m3 values, got {width}"
@@ -85,6 +84,12 @@ def kv_cache(
             else ""
         )
     )
+
+
+@functools.cache
+def _row_bytes(cache_format: CacheFormat, d_qk: int) -> int:
+    """Returns the bytes of one token, its scales included."""
+    return libmla.page_bytes(cache_format, d_qk, 1)
 
 
 def _packed(name: str, rows: torch.Tensor, cache_format: CacheFormat, page_size: int) -> libmla.KvCache:

@@ -30,7 +30,7 @@ __all__ = [
     "get_mla_metadata",
 ]
 
-_INF = float("inf")
+_INF, _NAN = float("inf"), float("nan")
 
 
 @dataclasses.dataclass
@@ -79,8 +79,10 @@ def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None
 @calling(
     {
         "kv_len": "cache_seqlens",
+        "cache": "k_cache",
         "cache.kv": "k_cache",
         "cache.ckv_scale": "descale_k",
+        "extra_cache": "extra_k_cache",
         "extra_cache.kv": "extra_k_cache",
         "extra_cache.ckv_scale": "descale_k",
         "extra_indices": "extra_indices_in_kvcache",
@@ -145,38 +147,47 @@ def flash_mla_with_kvcache(
     _expect_dims("q", q, "batch_size, seq_len_q, num_heads_q, head_dim")
     _expect_dims("k_cache", k_cache, "num_blocks, page_block_size, num_heads_k, width")
     b, s_q, h_q, d_qk = q.shape
-    h_k = k_cache.shape[2]
+    _, page_size, h_k, _ = k_cache.shape
     group = _heads_per_kv_head(h_q, h_k)
     if indices is None:
         sparse = (extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length)
         operation, options = "decode", _dense_options(block_table, cache_seqlens, causal, sparse)
     else:
         rest = (topk_length, extra_indices_in_kvcache, extra_topk_length)
-        operation, options = "decode_sparse", _sparse_options(q, k_cache, causal, indices, extra_k_cache, rest)
-    config = _config(q, k_cache, causal, is_fp8_kvcache, indices, extra_k_cache, extra_indices_in_kvcache)
-    config.enable_batch_invariant = options["batch_invariant"] = enable_batch_invariant
+        operation, options = "decode_sparse", _sparse_options(b, s_q, h_k, causal, indices, extra_k_cache, rest)
+    topk = None if indices is None else indices.shape[2]
+    extra_page_size = None if extra_k_cache is None else extra_k_cache.shape[1]
+    extra_topk = None if extra_indices_in_kvcache is None else extra_indices_in_kvcache.shape[2]
+    config = FlashMLASchedMeta.Config(
+        b, s_q, h_q, page_size, h_k, causal, is_fp8_kvcache, topk, extra_page_size, extra_topk, enable_batch_invariant
+    )
     plan = _known_plan(tile_scheduler_metadata, config)
+    options["batch_invariant"] = enable_batch_invariant
     options["sm_scale"] = d_qk**-0.5 if softmax_scale is None else softmax_scale
     options["q_scale"] = descale_q
     rows = q.reshape(b * s_q, h_q, d_qk)
     if out is None:
-        out = torch.empty(b, s_q, h_q, head_dim_v, dtype=_out_dtype(q), device=q.device)
-    out_rows = _rows_of(out, (b, s_q, h_q, head_dim_v), _out_dtype(q))
-    lse = torch.empty(b * s_q, h_q, dtype=torch.float32, device=q.device)
+        out_rows = q.new_empty(b * s_q, h_q, head_dim_v, dtype=_out_dtype(q))
+        out = out_rows.view(b, s_q, h_q, head_dim_v)
+    else:
+        out_rows = _rows_of(out, (b, s_q, h_q, head_dim_v), _out_dtype(q))
+    lse = q.new_empty(b * s_q, h_q, dtype=torch.float32)
     for kv_head in range(h_k):
-        heads = slice(kv_head * group, (kv_head + 1) * group)
-        arguments = options | {"out": out_rows[:, heads], "lse": lse[:, heads]}
-        arguments["attn_sink"] = None if attn_sink is None else attn_sink[heads]
-        for name, tensor in (("cache", k_cache), ("extra_cache", extra_k_cache)):
-            if tensor is not None:
-                label = name.replace("cache", "k_cache")
-                arguments[name] = kv_cache(label, tensor, kv_head, d_qk, is_fp8_kvcache, descale_k, kv_format)
+        q_heads, options["out"], options["lse"], options["attn_sink"] = rows, out_rows, lse, attn_sink
+        if h_k > 1:
+            heads = slice(kv_head * group, (kv_head + 1) * group)
+            q_heads, options["out"], options["lse"] = rows[:, heads], out_rows[:, heads], lse[:, heads]
+            options["attn_sink"] = None if attn_sink is None else attn_sink[heads]
+        form = (kv_head, d_qk, is_fp8_kvcache, descale_k, kv_format)
+        options["cache"] = kv_cache("k_cache", k_cache, *form)
+        if extra_k_cache is not None:
+            options["extra_cache"] = kv_cache("extra_k_cache", extra_k_cache, *form)
         if plan is None and tile_scheduler_metadata is not None:
-            plan = getattr(libmla.Plan, operation)(rows[:, heads], **arguments)
-        getattr(libmla, operation)(rows[:, heads], plan=plan, **arguments)
+            plan = getattr(libmla.Plan, operation)(q_heads, **options)
+        getattr(libmla, operation)(q_heads, plan=plan, **options)
     if tile_scheduler_metadata is not None and plan is not None:
         _remember(tile_scheduler_metadata, config, plan, q.device)
-    lse = _empty_rows_to_inf(lse).view(b, s_q, h_q).transpose(1, 2)
+    lse = _empty_rows_to_inf(lse).as_strided((b, h_q, s_q), (s_q * h_q, 1, h_q))
     return out, lse if operation == "decode_sparse" else lse.contiguous()
 
 
@@ -390,15 +401,15 @@ def _dense_options(
 
 
 def _sparse_options(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
+    b: int,
+    s_q: int,
+    h_k: int,
     causal: bool,
     indices: torch.Tensor,
     extra_k_cache: torch.Tensor | None,
     rest: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
 ) -> dict[str, Any]:
     topk_length, extra_indices, extra_topk_length = rest
-    b, s_q = q.shape[:2]
     if causal:
         raise ValueError("causal: indices already say what a query sees; expected False with them")
     options: dict[str, Any] = {
@@ -417,10 +428,8 @@ def _sparse_options(
     if extra_indices is None:
         raise ValueError("extra_indices_in_kvcache: missing; extra_k_cache needs it")
     _expect_dims("extra_k_cache", extra_k_cache, "num_blocks, page_block_size, num_heads_k, width")
-    if extra_k_cache.shape[2] != k_cache.shape[2]:
-        raise ValueError(
-            f"extra_k_cache: expected {k_cache.shape[2]} KV heads, as in k_cache, got {extra_k_cache.shape[2]}"
-        )
+    if extra_k_cache.shape[2] != h_k:
+        raise ValueError(f"extra_k_cache: expected {h_k} KV heads, as in k_cache, got {extra_k_cache.shape[2]}")
     options["extra_indices"] = _flat_indices("extra_indices_in_kvcache", extra_indices, b, s_q)
     options["extra_topk_length"] = None if extra_topk_length is None else extra_topk_length.flatten()
     options["extra_topk_length_per"] = _length_per(extra_topk_length)
@@ -430,29 +439,6 @@ def _sparse_options(
 def _length_per(lengths: torch.Tensor | None) -> str:
     """Says what lengths belong to: [b] to requests, [b, s_q] to query tokens."""
     return "request" if lengths is None or lengths.ndim == 1 else "token"
-
-
-def _config(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    causal: bool,
-    fp8: bool,
-    indices: torch.Tensor | None,
-    extra_k_cache: torch.Tensor | None,
-    extra_indices: torch.Tensor | None,
-) -> FlashMLASchedMeta.Config:
-    return FlashMLASchedMeta.Config(
-        b=q.shape[0],
-        s_q=q.shape[1],
-        h_q=q.shape[2],
-        page_block_size=k_cache.shape[1],
-        h_k=k_cache.shape[2],
-        causal=causal,
-        is_fp8_kvcache=fp8,
-        topk=None if indices is None else indices.shape[-1],
-        extra_page_block_size=None if extra_k_cache is None else extra_k_cache.shape[1],
-        extra_topk=None if extra_indices is None else extra_indices.shape[-1],
-    )
 
 
 def _known_plan(meta: FlashMLASchedMeta | None, config: FlashMLASchedMeta.Config) -> libmla.Plan | None:
@@ -529,7 +515,7 @@ def _out_dtype(q: torch.Tensor) -> torch.dtype:
 
 
 def _empty_rows_to_inf(lse: torch.Tensor) -> torch.Tensor:
-    return lse.masked_fill_(lse == -_INF, _INF)
+    return torch.nan_to_num_(lse, _NAN, _INF, _INF)
 
 
 def _refuse_dropout(dropout_p: float) -> None:
