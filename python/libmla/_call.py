@@ -27,7 +27,8 @@ _TORCH_TENSORS = frozenset() if _torch is None else frozenset((_torch.Tensor, _t
 def refuse_gradients(name: str, arguments: tuple[Any, ...]) -> None:
     """Raises TypeError for torch tensors that require a gradient: it would silently be lost."""
     for argument in arguments:
-        if type(argument) in _TORCH_TENSORS and argument.requires_grad:
+        # Most are None, which is told soonest.
+        if argument is not None and type(argument) in _TORCH_TENSORS and argument.requires_grad:
             raise TypeError(
                 f"{name}: expected tensors without requires_grad, got one that has it: libmla is for inference only "
                 "(call it under torch.no_grad() or torch.inference_mode(), or detach() the tensor)"
