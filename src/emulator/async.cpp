@@ -203,6 +203,13 @@ Block& Block::block_of(uint32_t& address, Site site) {
   return block;
 }
 
+void Block::load_in_cluster(uint32_t from, void* to, uint32_t bytes, Site site) {
+  Block& block = block_of(from, site);
+  if (!has_synced_memory_) fail("load from another block before a barrier that orders its stores", {}, site);
+  std::memcpy(to, block.memory_at(from, bytes, bytes, site), bytes);
+  maybe_yield();
+}
+
 void Block::add_bulk_copy(const PendingCopy& copy, Site site) {
   Block& running = running_block();
   if (copy.bytes == 0 || copy.bytes % 16 != 0)
@@ -336,6 +343,11 @@ void mbarrier_arrive_in_cluster(uint32_t barrier, Site site) {
   self.maybe_yield();
 }
 
-void sync_cluster(Site site) { running_block().sync_cluster(site); }
+void sync_cluster(Site site) { running_block().sync_cluster(site, false); }
+void sync_cluster_memory(Site site) { running_block().sync_cluster(site, true); }
+
+void load_in_cluster(uint32_t from, void* to, uint32_t bytes, Site site) {
+  running_block().load_in_cluster(from, to, bytes, site);
+}
 
 }  // namespace mla::emulator

@@ -139,6 +139,7 @@ void Block::start(int64_t block) {
   bulk_copies_.clear();
   arrivals_.clear();
   cluster_arrivals_ = 0;
+  has_synced_memory_ = false;
   // The mask decides whether a warp runs far ahead of the others or keeps step with them.
   constexpr uint32_t kSwitchMasks[] = {0, 0x3F, 0x3};
   switch_mask_ = kSwitchMasks[random_.next() % 3];
@@ -252,7 +253,8 @@ void Block::poll(Site site) {
   if (next != index) switch_fiber(self.fiber, current().fiber);
 }
 
-void Block::sync_cluster(Site site) {
+void Block::sync_cluster(Site site, bool releases) {
+  has_synced_memory_ = has_synced_memory_ || releases;
   Block& first = *cluster_[0];
   Thread& self = current();
   if (++first.cluster_arrivals_ < static_cast<int32_t>(cluster_.size()) * launch_.threads) {

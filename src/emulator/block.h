@@ -207,7 +207,10 @@ class Block {
   void add_arrival(const PendingArrival& arrival) { arrivals_.push_back(arrival); }
   /// Returns the block of the cluster that a mapped address points into, and turns `address` into that block's own.
   Block& block_of(uint32_t& address, Site site);
-  void sync_cluster(Site site);
+  /// `releases` says that stores before the barrier are seen behind it.
+  void sync_cluster(Site site, bool releases);
+  /// Loads from the shared memory of a block of the cluster, at a mapped address.
+  void load_in_cluster(uint32_t from, void* to, uint32_t bytes, Site site);
   /// Lands a thread's copies before `end`, an index into Thread::copies.
   void land_copies(int32_t thread, size_t end);
   /// Removes landed copies from the thread's lists.
@@ -269,6 +272,7 @@ class Block {
   std::vector<PendingArrival> arrivals_;
   std::span<Block* const> cluster_;  // all blocks of the cluster, this one among them
   int32_t cluster_arrivals_ = 0;     // threads at the cluster's barrier; counted in the cluster's first block
+  bool has_synced_memory_ = false;   // a barrier of the cluster has ordered stores before later loads
   Fiber own_host_;
   Fiber* host_ = nullptr;  // that of the cluster's first block
   Random random_;

@@ -117,6 +117,8 @@ uint32_t map_shared(uint32_t address, int32_t rank, Site site);
 void bulk_copy_in_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, Site site);
 void mbarrier_arrive_in_cluster(uint32_t barrier, Site site);
 void sync_cluster(Site site);
+void sync_cluster_memory(Site site);
+void load_in_cluster(uint32_t from, void* to, uint32_t bytes, Site site);
 void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, Site site);
 
 /// Copies a tensor's box, which begins at {channel, row, head}, to `to`, in the order of the swizzle of 128 bytes.

@@ -430,4 +430,38 @@ struct ExchangeKernel {
   }
 };
 
+/// Each thread of a block adds up the words that its neighbours in both blocks of a cluster have stored, which it loads
+/// from where they lie.
+enum class ClusterLoadFault { kNone, kMissingSync, kRelaxedSync, kMissingLastSync };
+
+template <ClusterLoadFault kFault>
+struct ClusterLoadKernel {
+  using Params = FaultParams;
+  static constexpr const char* kName = "cluster_load";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kCluster = 2;
+  static constexpr int32_t kSharedBytes = 2 * kThreads * 8;
+
+  static MLA_DEVICE void run(const Params& params) {
+    const int thread = ptx::thread_index(), first = ptx::cluster_rank() * kThreads;
+    const ptx::SharedAddress own = ptx::shared_address(ptx::shared_memory());
+    float sum = 0;
+    for (int tile = 0; tile < params.n; ++tile) {
+      const ptx::SharedAddress words = own + static_cast<uint32_t>(tile % 2) * kThreads * 8;
+      const uint64_t word = std::bit_cast<uint32_t>(params.in[tile * 2 * kThreads + first + thread]);
+      ptx::store_shared(words + static_cast<uint32_t>(thread) * 8, word);
+      if constexpr (kFault == ClusterLoadFault::kRelaxedSync)
+        ptx::sync_cluster();
+      else if (kFault != ClusterLoadFault::kMissingSync || tile == 0)
+        ptx::sync_cluster_memory();
+      const ptx::SharedAddress neighbour = words + static_cast<uint32_t>(thread ^ 32) * 8;
+      const uint64_t other = ptx::load_in_cluster(ptx::map_shared(neighbour, ptx::cluster_rank() ^ 1));
+      sum += std::bit_cast<float>(static_cast<uint32_t>(other));
+    }
+    params.out[first + thread] = sum;
+    if constexpr (kFault != ClusterLoadFault::kMissingLastSync) ptx::sync_cluster();
+  }
+};
+
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -165,6 +165,11 @@ Case cluster_case(const char* name) {
   return make_case<ExchangeKernel<ClusterFault::kNone>, ExchangeKernel<kFault>>(name, exchange_problem);
 }
 
+template <ClusterLoadFault kFault>
+Case cluster_load_case(const char* name) {
+  return make_case<ClusterLoadKernel<ClusterLoadFault::kNone>, ClusterLoadKernel<kFault>>(name, exchange_problem);
+}
+
 class PlantedFault : public testing::TestWithParam<Case> {};
 
 TEST_P(PlantedFault, IsFoundUnderEverySeed) {
@@ -220,7 +225,10 @@ INSTANTIATE_TEST_SUITE_P(
         cluster_case<ClusterFault::kTooFewBytes>("ClusterTooFewBytesExpected"),
         cluster_case<ClusterFault::kSourceChanged>("ClusterSourceChanged"),
         cluster_case<ClusterFault::kMissingRoom>("ClusterMissingRoom"),
-        cluster_case<ClusterFault::kMissingLastSync>("ClusterMissingLastSync")),
+        cluster_case<ClusterFault::kMissingLastSync>("ClusterMissingLastSync"),
+        cluster_load_case<ClusterLoadFault::kMissingSync>("ClusterLoadMissingSync"),
+        cluster_load_case<ClusterLoadFault::kRelaxedSync>("ClusterLoadRelaxedSync"),
+        cluster_load_case<ClusterLoadFault::kMissingLastSync>("ClusterLoadMissingLastSync")),
     [](const auto& test) { return std::string(test.param.name); });
 
 template <class Kernel>

@@ -101,8 +101,7 @@ Status run(const core::IndexerLogitsArgs& args, cuda::Queue& queue) {
 inline Status run_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue,
                         cuda::DirectOperation<core::IndexerLogitsArgs> run_logits) {
   if (Status status = run_logits(args.indexer, queue); !status.ok()) return status;
-  if (Status status = run_visible_top_k(args.top_k, args.indexer, queue); !status.ok()) return status;
-  return run_physical_slots(args.slots, queue);
+  return run_visible_top_k(args, queue);
 }
 
 }  // namespace indexer

@@ -15,8 +15,8 @@ Status run_block_table_to_csr(const core::BlockTableToCsrArgs& args, cuda::Queue
 
 Status run_physical_slots(const core::PhysicalSlotsArgs& args, cuda::Queue& queue) {
   const auto blocks = static_cast<int32_t>(std::min<int64_t>(args.num_tokens, INT32_MAX));
-  return launch<PhysicalSlotsKernel>(queue, {.grid_x = blocks, .shared_bytes = PhysicalSlotsKernel::kSharedBytes},
-                                     args);
+  return launch<PhysicalSlotsKernel>(
+      queue, {.grid_x = blocks, .shared_bytes = PhysicalSlotsKernel::kSharedBytes, .overlaps_previous = true}, args);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

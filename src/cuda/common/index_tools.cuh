@@ -90,6 +90,7 @@ struct PhysicalSlotsKernel {
   static constexpr int kSharedBytes = (kCounts + 1) * 4;
 
   static MLA_DEVICE void run(const Params& args) {
+    ptx::wait_for_previous_grid();  // which may write lengths, pages and indices
     for (int64_t token = ptx::block_index_x(); token < args.num_tokens; token += ptx::grid_size_x()) {
       const int32_t request = request_of(args, token);
       if (request >= 0) fill_row(args, request, token);

@@ -2,16 +2,19 @@
 // top_k writes the indices of the k largest logits of every row in ascending order; of equal logits it takes those with
 // lower indices. Or it chooses blocks of logits alike, by the largest of each; or keys of listed blocks (KeyBlocks).
 //
-// The grid has one block per row, which reads the row up to four times, from L2 after the first time.
+// The grid has a block per row, or a cluster of blocks, each of which has a part of the row. A block reads its part up
+// to four times, from L2 after the first time, or once if it is no more than a chunk.
 //   1. Radix select: logits become integers of the same order ("ranks"). Histograms of the ranks' top 11 bits, then of
-//      the next 11 and the last 10 bits of those that share the threshold's bits so far, find the rank of the k-th
-//      largest. The search ends early where all ranks with the bits found so far are wanted.
-//   2. Ordered compaction: chunk after chunk of 16 logits per thread, a scan over the block gives each one that is
-//      wanted its place.
-// Shared memory holds the histogram [2048 bins][8 copies] of u32, 64 KB, where copy = lane % 8, so that the atomics of
-// equal logits do not queue up at one address; then the sums of the warps [2][32] and the bin that was found. Where
-// blocks are chosen, the histogram has 4 copies, and the ranks of a chunk of blocks lie behind all that, 64 KB: a row
-// of up to 16,384 blocks is read once.
+//      the next 11 and the last 10 bits of those that share the bits found so far, find the rank of the k-th largest.
+//      The search ends early where all ranks with the bits found so far are wanted. Each block of a cluster adds up the
+//      bins of all, and so finds the same rank, and how many wanted ones the parts before its own have.
+//   2. Ordered compaction: chunk after chunk of 16 entries per thread, a scan over the block gives each one that is
+//      wanted its place in a list, from which threads write indices, or slots of the latent cache, one after another.
+// Shared memory holds the histogram [8 copies][2048 bins] of u32, 64 KB, where copy = lane % 8, so that the atomics of
+// equal logits do not queue up at one address; the block's bins [2][2048] and the sums of 64 of them [2][32], which the
+// other blocks read; the sums of the warps [2][32], and the bin that was found. The list lies where the histogram was.
+// Where blocks are chosen, the histogram has fewer copies, and the ranks of a chunk of blocks lie behind all that, 64
+// KB, later the list.
 #pragma once
 
 #include <algorithm>
@@ -23,15 +26,27 @@
 #include "cuda/ptx/ptx.h"
 #include "cuda/ptx/shared_atomics.h"
 #include "cuda/tile/channels.cuh"
+#include "cuda/tile/fast_divisor.h"
 #include "cuda/tile/logits.cuh"
 
 namespace mla::MLA_CUDA_NAMESPACE {
+
+/// Says which slots of the latent cache are written in the place of indices, if `count` is not 0: rows of so many, -1
+/// behind those of selected keys.
+struct SelectedSlots {
+  core::Pages pages = {};
+  cuda::FastDivisor page_size = {};
+  int32_t count = 0;
+  int32_t* valid_count = nullptr;  // [T], may be null
+};
 
 struct TopKParams {
   core::TopKArgs args;
   /// If batch.kv_len is given, a row has as many logits as its token sees keys, or all that are listed, if it sees one.
   /// Tokens of no request are left out.
-  QueryBatch batch;
+  QueryBatch batch = {};
+  SelectedSlots slots = {};  // with batch.kv_len only
+  int32_t parts = 1;         // of a row, each of which a block of a cluster has
 };
 
 /// Returns an integer that orders as the operation orders logits: NaN is lowest, then -inf ... +inf; both zeros are
@@ -42,60 +57,109 @@ MLA_DEVICE uint32_t logit_rank(float logit) {
   return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFU : 0x80000000U);
 }
 
-/// Says how rows are divided. A row is read in chunks of entries: logits, or blocks of them. A chunk is divided among
-/// the warps, and a warp's share among its kQuads loads, so that the 16-byte loads of a warp's lanes are contiguous.
+/// Says which entries of a row the block has: those of part `number` of `parts`.
+struct RowPart {
+  int32_t length, number;  // entries of the row; of the part
+  int32_t begin = 0, size;
+
+  MLA_DEVICE RowPart(int32_t entries, int32_t parts, int32_t part) : length(entries), number(part), size(entries) {
+    if (parts == 1) return;
+    const int32_t step = parts * 4;  // so that 16-byte loads do not straddle parts
+    const int32_t most = (length + step - 1) / step * 4;
+    begin = std::min(most * number, length);
+    size = std::min(most, length - begin);
+  }
+  /// Returns whether the row ends with the part.
+  MLA_DEVICE bool ends() const { return begin + size == length && (size > 0 || number == 0); }
+};
+
+/// Says how the entries of a part, logits or blocks of them, are divided. They are read in chunks. A chunk is divided
+/// among the warps, and a warp's share among up to kQuads loads, so that the 16-byte loads of a warp's lanes are
+/// contiguous.
 struct RowChunks {
   static constexpr int kThreads = 1024;
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kQuad = 4;   // entries of a 16-byte load
-  static constexpr int kQuads = 4;  // loads of a thread in a chunk
-  static constexpr int kWarpChunk = kWarpSize * kQuad * kQuads;
-  static constexpr int kChunk = kWarps * kWarpChunk;
+  static constexpr int kQuads = 4;  // loads of a thread in a chunk, fewer if all warps have something to do then
+  static constexpr int kEntries = kQuad * kQuads;
+  static constexpr int kLoad = kWarpSize * kQuad;    // entries of a warp's load
+  static constexpr int kMostShare = kLoad * kQuads;  // ... of its share of a chunk
+  static constexpr int kChunk = kWarps * kMostShare;
 
   int32_t length, before;  // the entries begin `before` entries behind the first chunk's first one
-  int lowest_bit;          // ranks are equal where all bits from this one up are
+  int num_quads;
 
-  MLA_DEVICE int32_t num_chunks() const { return (length + before - 1) / kChunk + 1; }
-  /// Returns the index of the thread's first entry in a quad, which may be outside of the row.
+  MLA_DEVICE RowChunks(const RowPart& part, int32_t entries_before)
+      : length(part.size),
+        before(entries_before),
+        num_quads(std::min((length + before - 1) / (kWarps * kLoad) + 1, int{kQuads})) {}
+
+  MLA_DEVICE int32_t share() const { return num_quads * kLoad; }
+  MLA_DEVICE int32_t num_chunks() const { return (length + before - 1) / (kWarps * share()) + 1; }
+  /// Returns the index of the warp's first entry in a chunk, which may be outside of the part, as the next ones.
+  MLA_DEVICE int32_t first(int32_t chunk) const { return (chunk * kWarps + ptx::warp()) * share() - before; }
+  /// Returns the index of the thread's first entry in a quad.
   MLA_DEVICE int32_t index(int32_t chunk, int quad) const {
-    return chunk * kChunk + ptx::warp() * kWarpChunk + (quad * kWarpSize + ptx::lane()) * kQuad - before;
+    return first(chunk) + (quad * kWarpSize + ptx::lane()) * kQuad;
   }
-  /// Returns a mask whose bit j says that the row has entry i + j.
-  MLA_DEVICE uint32_t valid(int32_t i) const {
-    if (i >= 0 && i < length - (kQuad - 1)) return (1U << kQuad) - 1;
+  /// Returns a mask whose bit 4 q + j says that the part has entry j of the thread's quad q.
+  MLA_DEVICE uint32_t valid(int32_t chunk) const {
+    if (first(chunk) >= 0 && first(chunk) + share() <= length) return (1U << kQuad * num_quads) - 1;
     uint32_t bits = 0;
-    for (int j = 0; j < kQuad; ++j) bits |= i + j >= 0 && i + j < length ? 1U << j : 0U;
+    MLA_NO_UNROLL
+    for (int e = 0; e < kQuad * num_quads; ++e) {
+      const int32_t i = index(chunk, e / kQuad) + e % kQuad;
+      bits |= i >= 0 && i < length ? 1U << e : 0U;
+    }
     return bits;
   }
 };
 
-/// Returns RowChunks::lowest_bit. Logits of bf16 have 16 bits of f32, those of f16 19, and the others are all zeros, or
-/// all ones in ranks of negative numbers.
-MLA_DEVICE int lowest_rank_bit(DType logits) { return logits == DType::kF32 ? 0 : 10; }
+/// Holds the thread's entries of a chunk, quad after quad: their ranks, and which of them the part has.
+struct ThreadEntries {
+  int32_t chunk = -1;
+  uint32_t valid = 0;
+  uint32_t ranks[RowChunks::kEntries];
+};
 
-/// Reads a row of logits. The first chunk begins at a multiple of 4 logits, up to 3 of them before the row.
+/// Reads a row of logits. The first chunk begins at a multiple of 4 logits, up to 3 of them before the part.
 class LogitRow : public RowChunks {
  public:
   static constexpr int kCopies = 8;  // of the histogram
   static constexpr int kSharedRanks = 0;
+  static constexpr int kPartEntries = kChunk;  // of a part, before a row has more of them
 
-  MLA_DEVICE LogitRow(const core::TopKArgs& args, const std::byte* logits, int32_t n, uint32_t*)
-      : RowChunks{.length = n,
-                  .before =
-                      static_cast<int32_t>(reinterpret_cast<uintptr_t>(logits) / size_of(args.logits_dtype) % kQuad),
-                  .lowest_bit = lowest_rank_bit(args.logits_dtype)},
+  /// Returns how many entries a row of `logits` logits has.
+  static MLA_DEVICE int32_t entries(const core::TopKArgs&, int32_t logits) { return logits; }
+  static MLA_DEVICE int64_t bytes_of_entry(const core::TopKArgs& args) {
+    return int64_t{1} << shift_of(args.logits_dtype);
+  }
+
+  /// `logits` are those of the part.
+  MLA_DEVICE LogitRow(const core::TopKArgs& args, const std::byte* logits, const RowPart& part, uint32_t*)
+      : RowChunks(part, static_cast<int32_t>(reinterpret_cast<uintptr_t>(logits) >> shift_of(args.logits_dtype) & 3U)),
         logits_(logits, args.logits_dtype) {}
 
-  /// Loads the thread's entries of a chunk, of which rank() makes ranks.
-  MLA_DEVICE void load(int32_t chunk, ptx::Vec4 (&quads)[kQuads]) const {
+  /// Loads the thread's entries of a chunk, unless it has them already.
+  MLA_DEVICE void load(int32_t chunk, ThreadEntries& entries) const {
+    if (chunk == entries.chunk) return;
+    ptx::Vec4 quads[kQuads] = {};
     MLA_UNROLL
-    for (int q = 0; q < kQuads; ++q) quads[q] = load_quad(index(chunk, q));
+    for (int q = 0; q < kQuads; ++q)
+      if (q < num_quads) quads[q] = load_quad(index(chunk, q));
+    entries.chunk = chunk;
+    entries.valid = valid(chunk);
     MLA_UNROLL
-    for (int q = 0; q < kQuads; ++q) quads[q] = logits_.to_f32(quads[q]);
+    for (int q = 0; q < kQuads; ++q) {
+      const ptx::Vec4 bits = logits_.to_f32(quads[q]);
+      MLA_UNROLL
+      for (int j = 0; j < kQuad; ++j) entries.ranks[q * kQuad + j] = logit_rank(std::bit_cast<float>(bits.x[j]));
+    }
   }
-  static MLA_DEVICE uint32_t rank(uint32_t entry) { return logit_rank(std::bit_cast<float>(entry)); }
 
  private:
+  /// Returns the base-2 logarithm of the bytes of a logit.
+  static MLA_DEVICE int shift_of(DType logits) { return logits == DType::kF32 ? 2 : 1; }
   MLA_DEVICE ptx::Vec4 load_quad(int32_t i) const {
     if (i >= 0 && i < length - (kQuad - 1)) return logits_.load_four(i);
     return logits_.load_some(i, length);
@@ -104,20 +168,27 @@ class LogitRow : public RowChunks {
   LogitReader logits_;
 };
 
-/// Reads a row of blocks of logits. An entry is the rank of the block's largest logit; that of the last block is above
-/// all others. A warp computes the ranks of its share of a chunk in shared memory.
+/// Reads a row of blocks of logits. An entry is the rank of the block's largest logit; that of the row's last block is
+/// above all others. A warp computes the ranks of its share of a chunk in shared memory.
 class BlockRow : public RowChunks {
  public:
-  static constexpr int kCopies = 4;
+  static constexpr int kCopies = kSharedBytesPerBlock > 120 * 1024 ? 4 : 2;
   static constexpr int kSharedRanks = kChunk;
+  static constexpr int kPartEntries = kWarps * kLoad;
 
-  MLA_DEVICE BlockRow(const core::TopKArgs& args, const std::byte* logits, int32_t n, uint32_t* ranks)
-      : RowChunks{.length = n > 0 ? (n - 1) / args.block_size + 1 : 0,
-                  .before = 0,
-                  .lowest_bit = lowest_rank_bit(args.logits_dtype)},
+  static MLA_DEVICE int32_t entries(const core::TopKArgs& args, int32_t logits) {
+    return logits > 0 ? (logits - 1) / args.block_size + 1 : 0;
+  }
+  static MLA_DEVICE int64_t bytes_of_entry(const core::TopKArgs& args) {
+    return args.block_size * static_cast<int64_t>(size_of(args.logits_dtype));
+  }
+
+  MLA_DEVICE BlockRow(const core::TopKArgs& args, const std::byte* logits, const RowPart& part, uint32_t* ranks)
+      : RowChunks(part, 0),
         logits_(logits, args.logits_dtype),
         block_size_(args.block_size),
-        ranks_(ranks + ptx::warp() * kWarpChunk) {
+        num_before_last_(part.size - (part.ends() ? 1 : 0)),
+        ranks_(ranks + ptx::warp() * kMostShare) {
     // Lanes share a block if it has a power of two of vectors, no more than there are lanes.
     const auto size = static_cast<uint32_t>(block_size_);
     if (std::popcount(size) == 1 && size >= kQuad && size <= kQuad * kWarpSize &&
@@ -125,36 +196,38 @@ class BlockRow : public RowChunks {
       block_vectors_ = block_size_ / kQuad;
   }
 
-  MLA_DEVICE void load(int32_t chunk, ptx::Vec4 (&quads)[kQuads]) {
-    if (chunk != chunk_) {
-      ptx::sync_warp();  // all lanes have read the chunk before
-      if (block_vectors_ > 0)
-        rank_vectors(chunk * kChunk + ptx::warp() * kWarpChunk);
-      else
-        rank_blocks(chunk * kChunk + ptx::warp() * kWarpChunk);
-      chunk_ = chunk;
-      ptx::sync_warp();  // the ranks are in shared memory
-    }
+  MLA_DEVICE void load(int32_t chunk, ThreadEntries& entries) const {
+    if (chunk == entries.chunk) return;
+    if (block_vectors_ > 0)
+      rank_vectors(first(chunk));
+    else
+      rank_blocks(first(chunk));
+    entries.chunk = chunk;
+    entries.valid = valid(chunk);
+    ptx::sync_warp();  // the ranks are in shared memory
     MLA_UNROLL
-    for (int q = 0; q < kQuads; ++q) quads[q] = reinterpret_cast<const ptx::Vec4*>(ranks_)[q * kWarpSize + ptx::lane()];
+    for (int q = 0; q < kQuads; ++q) {
+      const ptx::Vec4 quad = reinterpret_cast<const ptx::Vec4*>(ranks_)[q * kWarpSize + ptx::lane()];
+      MLA_UNROLL
+      for (int j = 0; j < kQuad; ++j) entries.ranks[q * kQuad + j] = quad.x[j];
+    }
+    ptx::sync_warp();  // all lanes have read them
   }
-  static MLA_DEVICE uint32_t rank(uint32_t entry) { return entry; }
 
  private:
   static constexpr uint32_t kAboveAll = 0xFFFFFFFF;
 
-  /// Computes the ranks of the warp's blocks from `first` on, where block_vectors_ lanes load a block.
-  MLA_DEVICE void rank_vectors(int32_t first) {
-    constexpr int kAhead = 8;
+  /// Computes the ranks of the warp's blocks from `begin` on, where block_vectors_ lanes load a block.
+  MLA_DEVICE void rank_vectors(int32_t begin) const {
+    constexpr int kAhead = 6;
     const int32_t at_once = kWarpSize / block_vectors_, own = ptx::lane() / block_vectors_;
     MLA_NO_UNROLL
-    for (int32_t begin = 0; begin < kWarpChunk; begin += kAhead * at_once) {
-      if (first + begin >= length) return;
+    for (int32_t at = 0; at < share() && begin + at < length; at += kAhead * at_once) {
       ptx::Vec4 vectors[kAhead] = {};
       MLA_UNROLL
       for (int a = 0; a < kAhead; ++a) {
-        const int32_t block = first + begin + a * at_once + own;
-        if (block < length - 1)
+        const int32_t block = begin + at + a * at_once + own;
+        if (block < num_before_last_)
           vectors[a] = logits_.load_four(int64_t{block} * block_size_ + ptx::lane() % block_vectors_ * kQuad);
       }
       MLA_UNROLL
@@ -165,25 +238,26 @@ class BlockRow : public RowChunks {
         for (int j = 0; j < kQuad; ++j) largest = std::max(largest, logit_rank(std::bit_cast<float>(four.x[j])));
         for (int32_t lanes = 1; lanes < block_vectors_; lanes *= 2)
           largest = std::max(largest, ptx::shuffle_xor(largest, lanes));
-        const int32_t place = begin + a * at_once + own;
-        if (ptx::lane() % block_vectors_ == 0 && place < kWarpChunk)
-          ranks_[place] = first + place < length - 1 ? largest : kAboveAll;
+        const int32_t place = at + a * at_once + own;
+        if (ptx::lane() % block_vectors_ == 0 && place < share())
+          ranks_[place] = begin + place < num_before_last_ ? largest : kAboveAll;
       }
     }
   }
 
   /// Does the same for blocks of any size, a lane for each.
-  MLA_DEVICE void rank_blocks(int32_t first) {
-    for (int32_t place = ptx::lane(); place < kWarpChunk && first + place < length; place += kWarpSize) {
-      uint32_t largest = first + place < length - 1 ? 0 : kAboveAll;
+  MLA_DEVICE void rank_blocks(int32_t begin) const {
+    for (int32_t place = ptx::lane(); place < share() && begin + place < length; place += kWarpSize) {
+      uint32_t largest = begin + place < num_before_last_ ? 0 : kAboveAll;
       for (int32_t i = 0; i < block_size_ && largest != kAboveAll; ++i)
-        largest = std::max(largest, logit_rank(logits_[int64_t{first + place} * block_size_ + i]));
+        largest = std::max(largest, logit_rank(logits_[int64_t{begin + place} * block_size_ + i]));
       ranks_[place] = largest;
     }
   }
 
   LogitReader logits_;
-  int32_t block_size_, block_vectors_ = 0, chunk_ = -1;
+  int32_t block_size_, block_vectors_ = 0;
+  int32_t num_before_last_;  // blocks of the part that are not the row's last one
   uint32_t* ranks_;
 };
 
@@ -197,132 +271,243 @@ class TopKKernel : RowChunks {
   static constexpr int kBinBits = 11;
   static constexpr int kBins = 1 << kBinBits;
   static constexpr int kCopies = Row::kCopies;
-  static constexpr int kSharedBytes = (kBins * kCopies + 2 * kWarps + 4 + Row::kSharedRanks) * 4;
+  static constexpr int kMostParts = 8;
+
+  // Shared memory, in words.
+  static constexpr int kCopyStride = kBins + 4;  // so that a bin's copies are in different banks
+  static constexpr int kGroupBins = kBins / kWarps;
+  static constexpr int kBinWords = kCopies * kCopyStride;      // [2][kBins], sums of all copies
+  static constexpr int kGroupWords = kBinWords + 2 * kBins;    // [2][kWarps], sums of kGroupBins bins
+  static constexpr int kWarpWords = kGroupWords + 2 * kWarps;  // [2][kWarps]
+  static constexpr int kFoundWords = kWarpWords + 2 * kWarps;  // a Bin
+  static constexpr int kRankWords = kFoundWords + 8;           // [Row::kSharedRanks]
+  static constexpr int kListWords = Row::kSharedRanks > 0 ? kRankWords : 0;
+  static_assert(Row::kSharedRanks >= kChunk || kBinWords >= kChunk, "a list has room for a chunk");
+  static constexpr int kSharedBytes = (kRankWords + Row::kSharedRanks) * 4;
 
   static MLA_DEVICE void run(const Params& params) {
     const core::TopKArgs& args = params.args;
-    const int64_t token = ptx::block_index_x();
+    const auto token =
+        static_cast<int32_t>(static_cast<uint32_t>(ptx::block_index_x()) / static_cast<uint32_t>(params.parts));
+    const Cluster cluster(params.parts);
+    ptx::wait_for_previous_grid();  // which may write logits and lengths
+    ptx::allow_next_grid();
     auto n = static_cast<int32_t>(args.num_logits);
+    int32_t request = 0;
     if (params.batch.kv_len != nullptr) {
-      const int32_t request = params.batch.request_of(token);
+      request = params.batch.request_of(token);
       if (request == params.batch.batch_size) return;
       const int32_t visible = params.batch.visible(request, token);
       n = args.blocks.given() ? visible > 0 ? n : 0 : std::min(n, visible);
     }
     if (args.lengths != nullptr) n = std::clamp(args.lengths[token], 0, n);
     const int32_t start = args.starts != nullptr ? std::clamp(args.starts[token], 0, n) : 0;
-    int32_t* const indices = args.indices + token * args.indices_stride_token;
     const std::byte* const logits =
         static_cast<const std::byte*>(args.logits) +
-        (token * args.logits_stride_token + start) * static_cast<int64_t>(size_of(args.logits_dtype));
+        (int64_t{token} * args.logits_stride_token + start) * static_cast<int64_t>(size_of(args.logits_dtype));
     n -= start;
-    const auto k = static_cast<uint32_t>(args.k);
     if (args.blocks.given()) n = std::min(n, args.blocks.num_keys());
-    Row row(args, logits, n, found_bin() + 4);
-    if (args.blocks.given()) {
-      Threshold threshold = row.length > args.k ? select(row, k) : kAboveHidden;
-      if (threshold.rank <= kAboveHidden.rank) threshold = kAboveHidden;  // fewer than k are above -inf
-      compact(row, threshold, k, indices, [&](int32_t i) { return static_cast<int32_t>(args.blocks.key(token, i)); });
-    } else if (row.length <= args.k) {
-      for (int32_t i = ptx::thread_index(); i < args.k; i += kThreads) indices[i] = i < row.length ? start + i : -1;
+    const int32_t length = Row::entries(args, n);
+    const RowPart part(length, cluster.size, cluster.rank);
+    const Row row(args, logits + part.begin * Row::bytes_of_entry(args), part, words(kRankWords));
+    ThreadEntries entries;
+    const auto k = static_cast<uint32_t>(args.k);
+    Selection selection = kAboveHidden;
+    if (length > args.k) selection = select(row, entries, k, args.logits_dtype, cluster);
+
+    const int32_t* const pages = params.slots.count > 0 ? params.slots.pages.of(request) : nullptr;
+    int32_t* const out = args.indices + int64_t{token} * args.indices_stride_token;
+    const auto value = [&](int32_t i) {
+      const int32_t entry = part.begin + i;
+      const int32_t key = args.blocks.given() ? static_cast<int32_t>(args.blocks.key(token, entry)) : start + entry;
+      if (pages == nullptr) return key;
+      const int32_t page = params.slots.page_size.divide(key), page_size = params.slots.page_size.value;
+      return static_cast<int32_t>(static_cast<uint32_t>(pages[page]) * static_cast<uint32_t>(page_size)) +
+             (key - page * page_size);
+    };
+    auto end = static_cast<uint32_t>(length);  // of the selected entries of the parts so far
+    if (args.blocks.given() || length > args.k) {
+      if (args.blocks.given() && selection.rank <= kAboveHidden.rank)
+        selection = kAboveHidden;  // fewer than k are above -inf
+      end = compact(row, entries, selection, k, out, value);
     } else {
-      compact(row, select(row, k), k, indices, [&](int32_t i) { return start + i; });
+      for (int32_t i = ptx::thread_index(); i < part.size; i += kThreads) out[part.begin + i] = value(i);
     }
+    if (part.ends()) {
+      const auto width = static_cast<uint32_t>(params.slots.count > 0 ? params.slots.count : args.k);
+      for (uint32_t i = end + static_cast<uint32_t>(ptx::thread_index()); i < width; i += kThreads) out[i] = -1;
+      if (params.slots.valid_count != nullptr && ptx::thread_index() == 0)
+        params.slots.valid_count[token] = static_cast<int32_t>(end);
+    }
+    cluster.leave();
   }
 
  private:
-  /// The ranks above `rank` are wanted, and the first `ties` of those equal to it. Only the bits of `mask` are
-  /// compared.
-  struct Threshold {
-    uint32_t rank, mask, ties;
+  /// Ranks greater than `above` are wanted, and of those from `rank` to `above` the first `ties`. Earlier parts of the
+  /// row have `earlier_above` ranks of the former kind, and `earlier_ties` of the latter.
+  struct Selection {
+    uint32_t rank, above, ties, earlier_above, earlier_ties;
   };
-  /// All logits above -inf are wanted. No rank shares the first digit of that of -inf, so that a threshold of select()
-  /// is at most as large only if it lets -inf pass, or NaN.
-  static constexpr Threshold kAboveHidden = {.rank = 0x007FFFFF, .mask = 0xFFFFFFFF, .ties = 0};
+  /// All logits above -inf are wanted. No rank shares the first digit of that of -inf, so that a rank of select() is at
+  /// most as large only if it lets -inf pass, or NaN.
+  static constexpr Selection kAboveHidden = {0x007FFFFF, 0x007FFFFF, 0, 0, 0};
 
+  /// Counts ranks, in all parts of the row, and in those before the block's.
+  struct Counts {
+    uint32_t all, earlier;
+    MLA_DEVICE Counts operator+(const Counts& c) const { return {all + c.all, earlier + c.earlier}; }
+  };
   struct Bin {
-    uint32_t number, above, count;  // `count` ranks are in the bin, `above` in higher bins
+    uint32_t number;
+    Counts above, count;  // `count` ranks are in the bin, `above` in higher bins
   };
 
-  static MLA_DEVICE uint32_t* histogram() { return reinterpret_cast<uint32_t*>(ptx::shared_memory()); }
-  static MLA_DEVICE uint32_t* warp_sums(int32_t chunk) { return histogram() + kBins * kCopies + chunk % 2 * kWarps; }
-  static MLA_DEVICE uint32_t* found_bin() { return histogram() + kBins * kCopies + 2 * kWarps; }
+  static MLA_DEVICE uint32_t* words(int place) { return reinterpret_cast<uint32_t*>(ptx::shared_memory()) + place; }
+  static MLA_DEVICE uint32_t* bins(int turn) { return words(kBinWords) + turn % 2 * kBins; }
+  static MLA_DEVICE uint32_t* groups(int turn) { return words(kGroupWords) + turn % 2 * kWarps; }
 
-  static MLA_DEVICE Threshold select(Row& row, uint32_t k) {
-    Threshold threshold = {.rank = 0, .mask = 0, .ties = k};
-    for (int shift = 32; shift > row.lowest_bit;) {
+  /// Is the cluster of the blocks that have the row's parts, or the one block that has it whole.
+  struct Cluster {
+    int32_t size, rank = 0;
+
+    explicit MLA_DEVICE Cluster(int32_t parts) : size(parts) {
+      if constexpr (kHasClusters)
+        if (size > 1) rank = ptx::cluster_rank();
+    }
+    /// Waits for all threads of all blocks. They see what the others have stored in shared memory.
+    MLA_DEVICE void sync() const {
+      if constexpr (kHasClusters)
+        if (size > 1) return ptx::sync_cluster_memory();
+      ptx::sync_block();
+    }
+    /// Returns in `counts` the sums of two neighbouring words, which lie at the same place in all blocks.
+    MLA_DEVICE void add_up(const uint32_t* two, Counts (&counts)[2]) const {
+      const ptx::SharedAddress own = ptx::shared_address(two);
+      uint64_t parts[kMostParts] = {};
+      if constexpr (kHasClusters) {
+        MLA_UNROLL
+        for (int i = 0; i < kMostParts; ++i)
+          if (i < size && size > 1) parts[i] = ptx::load_in_cluster(ptx::map_shared(own, i));
+      }
+      if (size == 1) parts[0] = ptx::load_shared<uint64_t>(own);
+      counts[0] = counts[1] = {};
+      MLA_UNROLL
+      for (int i = 0; i < kMostParts; ++i) {
+        const uint32_t of_part[2] = {static_cast<uint32_t>(parts[i]), static_cast<uint32_t>(parts[i] >> 32)};
+        for (int j = 0; j < 2; ++j) counts[j] = counts[j] + Counts{of_part[j], i < rank ? of_part[j] : 0};
+      }
+    }
+    /// Waits until no other block reads this one's shared memory.
+    MLA_DEVICE void leave() const {
+      if constexpr (kHasClusters)
+        if (size > 1) ptx::sync_cluster();
+    }
+  };
+
+  /// Returns the bit from which on ranks differ. Logits of bf16 have 16 bits of f32, those of f16 19, and the others
+  /// are all zeros, or all ones in ranks of negative numbers.
+  static MLA_DEVICE int lowest_bit(DType logits) { return logits == DType::kF32 ? 0 : 10; }
+
+  static MLA_DEVICE Selection select(const Row& row, ThreadEntries& entries, uint32_t k, const DType& logits,
+                                     const Cluster& cluster) {
+    uint32_t rank = 0, mask = 0, ties = k;  // the bits that were found, and how many with these are wanted
+    Counts above = {}, equal = {};
+    int turn = 0;
+    MLA_NO_UNROLL
+    for (int shift = 32; shift > lowest_bit(logits) && ties != equal.all; ++turn) {
       const int width = std::min(shift, int{kBinBits});
       shift -= width;
-      count(row, threshold, shift, (1U << width) - 1);
-      const Bin bin = find(threshold.ties);
-      threshold = {.rank = threshold.rank | bin.number << shift,
-                   .mask = 0xFFFFFFFFU << shift,
-                   .ties = threshold.ties - bin.above};
-      if (threshold.ties == bin.count) break;
+      count(row, entries, rank, mask, shift, (1U << width) - 1);
+      const Bin bin = find(ties, cluster, turn);
+      rank |= bin.number << shift;
+      mask = 0xFFFFFFFFU << shift;
+      ties -= bin.above.all;
+      above = above + bin.above;
+      equal = bin.count;
     }
-    return threshold;
+    if (ties == equal.all) return {rank, rank - 1, 0, above.earlier + equal.earlier, 0};
+    return {rank, rank | ~mask, ties, above.earlier, equal.earlier};
   }
 
-  /// Counts, in the histogram, the bits from `shift` up of all ranks that have the threshold's bits.
-  static MLA_DEVICE void count(Row& row, const Threshold& threshold, int shift, uint32_t bin_mask) {
-    for (int i = ptx::thread_index(); i < kBins * kCopies / 4; i += kThreads)
-      reinterpret_cast<ptx::Vec4*>(histogram())[i] = {};
+  /// Counts, in the histogram, the bits from `shift` up of all ranks that have the bits `found` of `mask`.
+  static MLA_DEVICE void count(const Row& row, ThreadEntries& entries, uint32_t found, uint32_t mask, int shift,
+                               uint32_t bin_mask) {
+    for (int i = ptx::thread_index(); i < kBinWords / 4; i += kThreads) reinterpret_cast<ptx::Vec4*>(words(0))[i] = {};
     ptx::sync_block();  // the histogram is cleared before any thread adds to it
-    const auto copy = ptx::shared_address(histogram()) + static_cast<uint32_t>(ptx::lane() % kCopies) * 4;
+    const ptx::SharedAddress copy =
+        ptx::shared_address(words(0)) + static_cast<uint32_t>(ptx::lane() % kCopies * kCopyStride) * 4;
     MLA_NO_UNROLL
     for (int32_t chunk = 0; chunk < row.num_chunks(); ++chunk) {
-      ptx::Vec4 quads[kQuads];
-      row.load(chunk, quads);
+      row.load(chunk, entries);
       MLA_UNROLL
-      for (int q = 0; q < kQuads; ++q) {
-        const uint32_t valid = row.valid(row.index(chunk, q));
-        MLA_UNROLL
-        for (int j = 0; j < kQuad; ++j) {
-          const uint32_t rank = Row::rank(quads[q].x[j]);
-          if (((rank ^ threshold.rank) & threshold.mask) == 0 && (valid >> j & 1U) != 0)
-            ptx::add_shared(copy + (rank >> shift & bin_mask) * kCopies * 4, 1);
-        }
+      for (int e = 0; e < kEntries; ++e) {
+        const uint32_t rank = entries.ranks[e];
+        if (((rank ^ found) & mask) == 0 && (entries.valid >> e & 1U) != 0)
+          ptx::add_shared(copy + (rank >> shift & bin_mask) * 4, 1);
       }
     }
     ptx::sync_block();  // the histogram is complete before find() reads it
   }
 
-  static MLA_DEVICE uint32_t bin_count(int32_t bin) {
-    uint32_t sum = 0;
-    for (int i = 0; i < kCopies / 4; ++i) {
-      const ptx::Vec4 copies = reinterpret_cast<const ptx::Vec4*>(histogram())[bin * (kCopies / 4) + i];
-      sum += copies.x[0] + copies.x[1] + copies.x[2] + copies.x[3];
-    }
-    return sum;
-  }
-
-  /// Returns the bin of the `wanted`-th largest rank. Each thread looks at two bins, thread 0 at the two highest.
-  static MLA_DEVICE Bin find(uint32_t wanted) {
-    static_assert(kBins == 2 * kThreads);
-    const int32_t high = kBins - 1 - 2 * ptx::thread_index();
-    const uint32_t counts[2] = {bin_count(high), bin_count(high - 1)};
-    const uint32_t inclusive = scan_warp(counts[0] + counts[1]);
-    uint32_t all = 0;
-    uint32_t above =
-        sum_before_warp(ptx::shuffle(inclusive, kWarpSize - 1), 0, all) + inclusive - counts[0] - counts[1];
-    for (int i = 0; i < 2; ++i) {
-      if (above < wanted && wanted <= above + counts[i]) {
-        found_bin()[0] = static_cast<uint32_t>(high - i);
-        found_bin()[1] = above;
-        found_bin()[2] = counts[i];
+  /// Returns the bin of the `wanted`-th largest rank.
+  static MLA_DEVICE Bin find(uint32_t wanted, const Cluster& cluster, int turn) {
+    const int32_t low = ptx::warp() * kGroupBins + 2 * ptx::lane();
+    static_assert(kGroupBins == 2 * kWarpSize);
+    uint32_t two[2] = {};
+    MLA_UNROLL
+    for (int copy = 0; copy < kCopies; ++copy)
+      for (int j = 0; j < 2; ++j) two[j] += words(copy * kCopyStride + low)[j];
+    for (int j = 0; j < 2; ++j) bins(turn)[low + j] = two[j];  // other blocks may still read those of the last turn
+    const uint32_t inclusive = scan_warp(two[0] + two[1]);
+    if (ptx::lane() == kWarpSize - 1) groups(turn)[ptx::warp()] = inclusive;
+    cluster.sync();  // the sums of all blocks are in shared memory
+    if (ptx::warp() == 0) {
+      Bin bin = {};
+      const uint32_t* sums = groups(turn);
+      int32_t number_of_sums = kWarps;
+      MLA_NO_UNROLL
+      for (int level = 0; level < 2; ++level) {
+        const Bin found = find_among(sums, number_of_sums, wanted - bin.above.all, cluster);
+        sums = bins(turn) + found.number * kGroupBins;
+        number_of_sums = kGroupBins;
+        bin = {bin.number * kGroupBins + found.number, bin.above + found.above, found.count};
       }
-      above += counts[i];
+      const uint32_t found[] = {bin.number, bin.above.all, bin.above.earlier, bin.count.all, bin.count.earlier};
+      if (ptx::lane() == 0)
+        for (int i = 0; i < 5; ++i) words(kFoundWords)[i] = found[i];
     }
     ptx::sync_block();  // the bin is found before all threads read it, and the histogram may be cleared again
-    return {found_bin()[0], found_bin()[1], found_bin()[2]};
+    const uint32_t* const found = words(kFoundWords);
+    return {found[0], {found[1], found[2]}, {found[3], found[4]}};
+  }
+
+  /// Returns, to a warp, the one of up to 64 sums that the `wanted`-th largest rank is counted in. Each lane looks at
+  /// two sums, lane 0 at the two highest.
+  static MLA_DEVICE Bin find_among(const uint32_t* sums, int32_t number, uint32_t wanted, const Cluster& cluster) {
+    const int32_t low = number - 2 - 2 * ptx::lane();
+    Counts two[2] = {};
+    if (low >= 0) cluster.add_up(sums + low, two);
+    const Counts both = two[0] + two[1];
+    const Counts above = {scan_warp(both.all) - both.all, scan_warp(both.earlier) - both.earlier};
+    const bool is_here = above.all < wanted && wanted <= above.all + both.all;
+    const bool is_high = wanted <= above.all + two[1].all;
+    const Bin own = {static_cast<uint32_t>(low + (is_high ? 1 : 0)), is_high ? above : above + two[1],
+                     is_high ? two[1] : two[0]};
+    // One bit is set. (nvcc 13.0 makes a constant 32 of std::countr_zero.)
+    const int lane = std::popcount(ptx::ballot(is_here) - 1);
+    const auto of_lane = [&](uint32_t word) { return ptx::shuffle(word, lane); };
+    return {of_lane(own.number),
+            {of_lane(own.above.all), of_lane(own.above.earlier)},
+            {of_lane(own.count.all), of_lane(own.count.earlier)}};
   }
 
   /// Returns the sum over all warps before this one, and sets `all` to the sum over all warps. Successive calls must
   /// alternate the parity of `turn`, since a warp may write the next sums while others still read the last ones.
   static MLA_DEVICE uint32_t sum_before_warp(uint32_t sum_of_warp, int32_t turn, uint32_t& all) {
-    if (ptx::lane() == 0) warp_sums(turn)[ptx::warp()] = sum_of_warp;
+    uint32_t* const sums = words(kWarpWords) + turn % 2 * kWarps;
+    if (ptx::lane() == 0) sums[ptx::warp()] = sum_of_warp;
     ptx::sync_block();  // the sums of all warps are in shared memory
-    const uint32_t sum = warp_sums(turn)[ptx::lane()];
+    const uint32_t sum = sums[ptx::lane()];
     const uint32_t inclusive = scan_warp(sum);
     all = ptx::shuffle(inclusive, kWarpSize - 1);
     return ptx::shuffle(inclusive - sum, ptx::warp());
@@ -338,82 +523,84 @@ class TopKKernel : RowChunks {
     return value;
   }
 
-  /// These functions read four counts that are packed into a word, that of quad q in byte q.
-  static MLA_DEVICE uint32_t byte_of_quad(uint32_t counts, int quad) { return counts >> (8 * quad) & 0xFFU; }
-  static MLA_DEVICE uint32_t sum_of_quads(uint32_t counts) {
-    const uint32_t pairs = (counts & 0xFF00FFU) + (counts >> 8 & 0xFF00FFU);
-    return (pairs + (pairs >> 16)) & 0xFFFFU;
-  }
-
-  /// Says which logits of a chunk a thread wants: bit 4 q + j stands for logit j of quad q.
-  struct Wanted {
-    uint32_t above, equal;
+  /// Says how many entries that have a bit come before each of the thread's quads in a chunk, and how many there are.
+  struct Places {
+    uint32_t before[kQuads], all;
   };
 
-  static MLA_DEVICE Wanted wanted_of(Row& row, const Threshold& threshold, int32_t chunk) {
-    ptx::Vec4 quads[kQuads];
-    row.load(chunk, quads);
-    Wanted wanted = {};
-    uint32_t valid = 0;
+  /// Returns the places of a chunk's entries whose bits are set: bit 4 q + j is that of entry j of the thread's quad q.
+  static MLA_DEVICE Places places_of(uint32_t bits, int32_t turn) {
+    static_assert(kQuads == 4 && kLoad < 256, "counts of four quads fit the bytes of a word");
+    const auto byte_of_quad = [](uint32_t counts, int quad) { return counts >> (8 * quad) & 0xFFU; };
+    uint32_t counts = 0;
+    MLA_UNROLL
+    for (int q = 0; q < kQuads; ++q)
+      counts |= static_cast<uint32_t>(std::popcount(bits >> (kQuad * q) & 0xFU)) << (8 * q);
+    const uint32_t scan = scan_warp(counts), in_warp = ptx::shuffle(scan, kWarpSize - 1);
+    const uint32_t pairs = (in_warp & 0xFF00FFU) + (in_warp >> 8 & 0xFF00FFU);
+    Places places;
+    uint32_t before = sum_before_warp((pairs + (pairs >> 16)) & 0xFFFFU, turn, places.all);
     MLA_UNROLL
     for (int q = 0; q < kQuads; ++q) {
-      valid |= row.valid(row.index(chunk, q)) << (kQuad * q);
-      MLA_UNROLL
-      for (int j = 0; j < kQuad; ++j) {
-        const uint32_t rank = Row::rank(quads[q].x[j]) & threshold.mask;
-        const uint32_t bit = 1U << (kQuad * q + j);
-        wanted.above |= rank > threshold.rank ? bit : 0U;
-        wanted.equal |= rank == threshold.rank ? bit : 0U;
-      }
+      places.before[q] = before + byte_of_quad(scan - counts, q);
+      before += byte_of_quad(in_warp, q);
     }
-    return {wanted.above & valid, wanted.equal & valid};
+    return places;
   }
 
-  /// Writes index_of(i) for each wanted entry i, and -1 behind them.
-  template <class IndexOf>
-  static MLA_DEVICE void compact(Row& row, const Threshold& threshold, uint32_t k, int32_t* indices,
-                                 const IndexOf& index_of) {
-    static_assert(kQuads == 4 && kWarpSize * kQuad < 256 && kChunk < 1 << 16, "counts fit their bytes and halves");
-    uint32_t above = 0, equal = 0;  // wanted logits of earlier chunks
+  /// Writes value(i) to `out` for each wanted entry i. Returns where those of this part end, or of the row.
+  template <class Value>
+  static MLA_DEVICE uint32_t compact(const Row& row, ThreadEntries& entries, const Selection& selection, uint32_t k,
+                                     int32_t* out, const Value& value) {
+    uint32_t end = selection.earlier_above + std::min(selection.earlier_ties, selection.ties);
+    uint32_t ties = selection.earlier_ties;  // of earlier parts and chunks
+    int32_t turn = 0;
     MLA_NO_UNROLL
-    for (int32_t chunk = 0; chunk < row.num_chunks(); ++chunk) {
-      const Wanted wanted = wanted_of(row, threshold, chunk);
-      uint32_t above_counts = 0, equal_counts = 0;
+    for (int32_t chunk = 0; chunk < row.num_chunks() && end < k; ++chunk) {
+      row.load(chunk, entries);
+      uint32_t wanted = 0;
+      MLA_UNROLL
+      for (int e = 0; e < kEntries; ++e) wanted |= entries.ranks[e] > selection.above ? 1U << e : 0U;
+      wanted &= entries.valid;
+      if (selection.ties > 0) wanted |= first_ties(entries, selection, ties, turn++);
+      entries.chunk = -1;  // nobody needs the ranks any more, but their registers
+      const Places places = places_of(wanted, turn++);
+      uint32_t* const list = words(kListWords);
       MLA_UNROLL
       for (int q = 0; q < kQuads; ++q) {
-        above_counts |= static_cast<uint32_t>(std::popcount(wanted.above >> (kQuad * q) & 0xFU)) << (8 * q);
-        equal_counts |= static_cast<uint32_t>(std::popcount(wanted.equal >> (kQuad * q) & 0xFU)) << (8 * q);
-      }
-      const uint32_t above_scan = scan_warp(above_counts), equal_scan = scan_warp(equal_counts);
-      const uint32_t above_in_warp = ptx::shuffle(above_scan, kWarpSize - 1);
-      const uint32_t equal_in_warp = ptx::shuffle(equal_scan, kWarpSize - 1);
-      uint32_t all = 0;
-      const uint32_t before =
-          sum_before_warp(sum_of_quads(above_in_warp) | sum_of_quads(equal_in_warp) << 16, chunk, all);
-      uint32_t quad_above = above + (before & 0xFFFFU), quad_equal = equal + (before >> 16);
-      MLA_UNROLL
-      for (int q = 0; q < kQuads; ++q) {
-        uint32_t a = quad_above + byte_of_quad(above_scan - above_counts, q);
-        uint32_t e = quad_equal + byte_of_quad(equal_scan - equal_counts, q);
+        uint32_t* to = list + places.before[q];
         MLA_UNROLL
-        for (int j = 0; j < kQuad; ++j) {
-          const uint32_t is_above = wanted.above >> (kQuad * q + j) & 1U,
-                         is_equal = wanted.equal >> (kQuad * q + j) & 1U;
-          if (is_above != 0 || (is_equal != 0 && e < threshold.ties))
-            indices[a + std::min(e, threshold.ties)] = index_of(row.index(chunk, q) + j);
-          a += is_above;
-          e += is_equal;
-        }
-        quad_above += byte_of_quad(above_in_warp, q);
-        quad_equal += byte_of_quad(equal_in_warp, q);
+        for (int j = 0; j < kQuad; ++j)
+          if ((wanted >> (kQuad * q + j) & 1U) != 0) *to++ = static_cast<uint32_t>(row.index(chunk, q) + j);
       }
-      above += all & 0xFFFFU;
-      equal += all >> 16;
-      if (above + std::min(equal, threshold.ties) == k) return;
+      ptx::sync_block();  // the list is complete
+      for (auto i = static_cast<uint32_t>(ptx::thread_index()); i < places.all; i += kThreads)
+        out[end + i] = value(static_cast<int32_t>(list[i]));
+      end += places.all;
+      ptx::sync_block();  // all threads have read the list
     }
-    for (uint32_t i = above + std::min(equal, threshold.ties) + static_cast<uint32_t>(ptx::thread_index()); i < k;
-         i += kThreads)
-      indices[i] = -1;
+    return end;
+  }
+
+  /// Returns the bits of the thread's entries that are among the first ties of the row, of which `before` came before
+  /// the chunk, and adds the chunk's to `before`.
+  static MLA_DEVICE uint32_t first_ties(const ThreadEntries& entries, const Selection& selection, uint32_t& before,
+                                        int32_t turn) {
+    uint32_t equal = 0;
+    MLA_UNROLL
+    for (int e = 0; e < kEntries; ++e)
+      equal |= entries.ranks[e] - selection.rank <= selection.above - selection.rank ? 1U << e : 0U;
+    equal &= entries.valid;
+    const Places places = places_of(equal, turn);
+    uint32_t first = 0;
+    MLA_UNROLL
+    for (int e = 0; e < kEntries; ++e) {
+      const auto in_quad = static_cast<uint32_t>(std::popcount(equal >> (e / kQuad * kQuad) & ((1U << e % kQuad) - 1)));
+      const bool is_first = before + places.before[e / kQuad] + in_quad < selection.ties;
+      first |= is_first ? equal & 1U << e : 0U;
+    }
+    before += places.all;
+    return first;
   }
 };
 

@@ -7,8 +7,8 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Enqueues top_k over logits that indexer_logits has just written. It selects among the keys that each token sees, and
-/// never selects another, whatever the logits are.
-Status run_visible_top_k(const core::TopKArgs& args, const core::IndexerLogitsArgs& indexer, cuda::Queue& queue);
+/// Enqueues what follows indexer_logits in indexer_top_k. It selects among the keys that each token sees, and never
+/// selects another, whatever the logits are, and writes their slots.
+Status run_visible_top_k(const core::IndexerTopKArgs& args, cuda::Queue& queue);
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The blocks of a cluster run at the same time and reach each other's shared memory (SM90 and later; LaunchShape says
-// how many they are). PTX ISA: %cluster_ctarank, mapa, barrier.cluster, cp.async.bulk, mbarrier.arrive. These functions
-// are templates, so that code for older architectures may name them where it does not call them.
+// how many they are). PTX ISA: %cluster_ctarank, mapa, barrier.cluster, ld, cp.async.bulk, mbarrier.arrive. These
+// functions are templates, so that code for older architectures may name them where it does not call them.
 #pragma once
 
 #include "cuda/ptx/shared.h"
@@ -49,6 +49,32 @@ MLA_DEVICE void sync_cluster(MLA_PTX_SITE_ONLY) {
 #else
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #endif
+}
+
+/// barrier.cluster.arrive.release and .wait.acquire: does the same, and what threads of the cluster have stored before
+/// it, the others see behind it.
+template <int kOn = kArch>
+MLA_DEVICE void sync_cluster_memory(MLA_PTX_SITE_ONLY) {
+  static_assert(kOn >= 90, "clusters came with SM90");
+#if MLA_EMULATED
+  emulator::sync_cluster_memory(MLA_PTX_HERE);
+#else
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+/// ld.shared::cluster.u64: loads 8 bytes from a mapped address, a multiple of 8. The block has stored them before a
+/// sync_cluster_memory().
+template <int kOn = kArch>
+MLA_DEVICE uint64_t load_in_cluster(SharedAddress from MLA_PTX_SITE) {
+  static_assert(kOn >= 90, "clusters came with SM90");
+  uint64_t bits;
+#if MLA_EMULATED
+  emulator::load_in_cluster(from, &bits, sizeof(bits), MLA_PTX_HERE);
+#else
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(bits) : "r"(from) : "memory");
+#endif
+  return bits;
 }
 
 /// cp.async.bulk from shared::cta to shared::cluster: copies `bytes` bytes and reports them to `bar`. `bytes`, `to` and

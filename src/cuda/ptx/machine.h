@@ -46,6 +46,7 @@ inline constexpr int kSharedBytesPerBlock = cuda::shared_bytes_of(kArch);
 inline constexpr bool kHasE4M3 = kArch >= 89;
 /// These say whether the architecture has bulk copies with mbarrier transactions, and griddepcontrol.
 inline constexpr bool kHasBulkCopies = kArch >= 90;
+inline constexpr bool kHasClusters = kArch >= 90;
 inline constexpr bool kHasGridDependencies = kArch >= 90;
 /// Says whether the architecture has wgmma, which only SM90 has.
 inline constexpr bool kHasWgmma = kArch == 90;

@@ -27,17 +27,18 @@ MLA_DEVICE void store_logit(void* base, DType dtype, int64_t index, float logit)
 /// Reads a row of logits.
 class LogitReader {
  public:
-  MLA_DEVICE LogitReader(const void* row, DType dtype)
-      : row_(static_cast<const std::byte*>(row)), wide_(dtype == DType::kF32), f16_(dtype == DType::kF16) {}
+  /// `dtype` is a parameter of the kernel, which takes no register.
+  MLA_DEVICE LogitReader(const void* row, const DType& dtype)
+      : row_(static_cast<const std::byte*>(row)), dtype_(dtype) {}
 
   /// Returns logit i.
   MLA_DEVICE float operator[](int64_t i) const {
-    return load_element(row_, wide_ ? DType::kF32 : f16_ ? DType::kF16 : DType::kBF16, i);
+    return load_element(row_, dtype_, i);
   }
 
   /// Loads logits i ... i + 3, which begin at a multiple of their bytes, as they lie: 16-bit ones in words 0 and 1.
   MLA_DEVICE ptx::Vec4 load_four(int64_t i) const {
-    if (wide_) return ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row_ + i * 4));
+    if (is_wide()) return ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row_ + i * 4));
     const auto bits = ptx::load_global(reinterpret_cast<const uint64_t*>(row_ + i * 2));
     return {static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32), 0, 0};
   }
@@ -47,7 +48,7 @@ class LogitReader {
     MLA_UNROLL
     for (int j = 0; j < 4; ++j) {
       if (i + j < 0 || i + j >= length) continue;
-      if (wide_)
+      if (is_wide())
         four.x[j] = reinterpret_cast<const uint32_t*>(row_)[i + j];
       else
         four.x[j / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(row_)[i + j]) << (16 * (j % 2));
@@ -56,9 +57,9 @@ class LogitReader {
   }
   /// Returns the f32 bits of four loaded logits.
   MLA_DEVICE ptx::Vec4 to_f32(const ptx::Vec4& four) const {
-    if (wide_) return four;
+    if (is_wide()) return four;
     float values[4];
-    if (f16_) {
+    if (dtype_ == DType::kF16) {
       ptx::unpack_f16x2(four.x[0], values[0], values[1]);
       ptx::unpack_f16x2(four.x[1], values[2], values[3]);
     } else {
@@ -72,8 +73,10 @@ class LogitReader {
   }
 
  private:
+  MLA_DEVICE bool is_wide() const { return dtype_ == DType::kF32; }
+
   const std::byte* row_;
-  bool wide_, f16_;
+  const DType& dtype_;
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

@@ -72,22 +72,44 @@ TEST(CudaTopK, SelectsWhatTheReferenceSelects) {
     MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
-    const int64_t n = random.of({1, 15, 100, 4096, 5000, 12288, 20000});
+    const int64_t n = random.of({1, 15, 100, 4096, 5000, 12288, 20000, 40000});
     const auto args = random_top_k(random, memory, static_cast<int>(seed % kKinds), n, random.integer(1, 3));
-    TestQueue queue(seed);
+    TestQueue queue(seed, random.of({4, 16}));
     ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
         memory, [&] { reference::top_k(args); }, [&] { return run_top_k(args, queue); }));
   }
 }
 
+/// With one multiprocessor a row is one block's, with 16 it is divided among a cluster of 8 where there are clusters.
 TEST(CudaTopK, TakesLongRows) {
-  for (int kind : {0, 2, 5}) {
-    MLA_TRACE(testing::Message() << "kind " << kind);
-    Random random(77);
+  for (int kind = 0; kind < kKinds; ++kind)
+    for (const int32_t block_size : {1, 8})
+      for (const int32_t num_sms : {1, 16}) {
+        MLA_TRACE(testing::Message() << "kind " << kind << ", block size " << block_size << ", SMs " << num_sms);
+        Random random(static_cast<uint64_t>(77 + kind));
+        Memory memory(random);
+        core::TopKArgs args = random_top_k(random, memory, kind, 140001, 1);
+        args.lengths = nullptr;
+        args.blocks = {};
+        args.block_size = block_size;
+        TestQueue queue(1, num_sms);
+        ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
+            memory, [&] { reference::top_k(args); }, [&] { return run_top_k(args, queue); }));
+      }
+}
+
+/// Of a short row in long storage the later blocks of a cluster have nothing.
+TEST(CudaTopK, ShortRowsAmongLongOnes) {
+  for (const int32_t length : {0, 1, 7, 100, 513, 5000}) {
+    MLA_TRACE(testing::Message() << "length " << length);
+    Random random(static_cast<uint64_t>(length));
     Memory memory(random);
-    core::TopKArgs args = random_top_k(random, memory, kind, 140001, 1);
-    args.lengths = nullptr;
-    TestQueue queue(1);
+    core::TopKArgs args = random_top_k(random, memory, 1, 140001, 1);
+    const std::vector<int32_t> lengths = {length};
+    args.lengths = memory.list(lengths);
+    args.blocks = {};
+    args.block_size = random.of({1, 3});
+    TestQueue queue(1, 16);
     ASSERT_NO_FATAL_FAILURE(expect_same_bytes(
         memory, [&] { reference::top_k(args); }, [&] { return run_top_k(args, queue); }));
   }
