@@ -121,7 +121,7 @@ void multiply_anywhere(MmaTiles<Element::kPerRegister>& tiles) {
 }
 
 template <class Element>
-MLA_EMULATOR_AVX2 void multiply_avx2(MmaTiles<Element::kPerRegister>& tiles) {
+MLA_AVX2 void multiply_avx2(MmaTiles<Element::kPerRegister>& tiles) {
   multiply<Element>(tiles);
 }
 

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/avx2.h"
 #include "mla/numeric.h"
 
 namespace mla::emulator {
@@ -54,17 +55,6 @@ struct E2M1InByte {
 /// k, with more shuffles than products.
 using Row [[gnu::vector_size(32)]] = float;
 
-/// MLA_EMULATOR_AVX2 compiles a function for AVX2, and kHasAvx2 says whether it may be called. It gives the same bits,
-/// since AVX2 without FMA fuses nothing.
-#if defined(__x86_64__)
-#define MLA_EMULATOR_AVX2 [[gnu::target("avx2")]]
-inline const bool kHasAvx2 = [] {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0;
-}();
-#else
-#define MLA_EMULATOR_AVX2
-inline constexpr bool kHasAvx2 = false;
-#endif
+using core::kHasAvx2;
 
 }  // namespace mla::emulator

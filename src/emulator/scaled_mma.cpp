@@ -85,7 +85,7 @@ void multiply_scaled_anywhere(typename Form::Tiles& tiles, const ScaleTiles<Form
 }
 
 template <class Form>
-MLA_EMULATOR_AVX2 void multiply_scaled_avx2(typename Form::Tiles& tiles, const ScaleTiles<Form::kScales>& scales) {
+MLA_AVX2 void multiply_scaled_avx2(typename Form::Tiles& tiles, const ScaleTiles<Form::kScales>& scales) {
   multiply_scaled<Form>(tiles, scales);
 }
 

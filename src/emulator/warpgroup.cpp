@@ -220,7 +220,7 @@ void multiply_anywhere(const Operands& operands, int columns, float* sums) {
 }
 
 template <class Element>
-MLA_EMULATOR_AVX2 void multiply_avx2(const Operands& operands, int columns, float* sums) {
+MLA_AVX2 void multiply_avx2(const Operands& operands, int columns, float* sums) {
   multiply<Element>(operands, columns, sums);
 }
 
@@ -331,7 +331,7 @@ void multiply_e4m3_anywhere(const E4M3Operands& operands, int columns, float* su
   multiply_e4m3(operands, columns, sums);
 }
 
-MLA_EMULATOR_AVX2 void multiply_e4m3_avx2(const E4M3Operands& operands, int columns, float* sums) {
+MLA_AVX2 void multiply_e4m3_avx2(const E4M3Operands& operands, int columns, float* sums) {
   multiply_e4m3(operands, columns, sums);
 }
 

@@ -72,6 +72,16 @@ struct Channels {
     if (scales.data == nullptr) return load(data, dtype, first + c);
     return dequantize(dtype, load_bits(bytes(), dtype, c), scales[c / scales.channels_each]);
   }
+  /// Writes channels [0, n) to `out`.
+  void read(int32_t n, double* out) const {
+    if (scales.data == nullptr) return load_row(data, dtype, first, n, out);
+    const std::byte* const codes = bytes();
+    for (int32_t c = 0; c < n;) {
+      const float scale = scales[c / scales.channels_each];
+      for (const int32_t end = std::min(c + scales.channels_each, n); c < end; ++c)
+        out[c] = static_cast<double>(dequantize(dtype, load_bits(codes, dtype, c), scale));
+    }
+  }
 };
 
 /// Writes `n` channels of `source`, rounded once.
@@ -133,10 +143,8 @@ struct CacheRow {
 /// Reads a row: writes [ckv | kpe], dequantized, to `out`.
 inline void read_row(const CacheRow& row, double* out) {
   const core::Cache& cache = row.cache;
-  const Channels ckv = row.ckv();
-  for (int32_t c = 0; c < cache.d_ckv; ++c) out[c] = static_cast<double>(ckv(c));
-  const Channels kpe = row.kpe();
-  for (int32_t c = 0; c < cache.d_kpe; ++c) out[cache.d_ckv + c] = static_cast<double>(kpe(c));
+  row.ckv().read(cache.d_ckv, out);
+  row.kpe().read(cache.d_kpe, out + cache.d_ckv);
 }
 
 /// Packs the latent part of a row, with its scales where writers choose them.

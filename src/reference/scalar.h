@@ -59,7 +59,15 @@ inline float to_f32_odd(double value) {
 
 /// Loads elements [0, n) of a row that begins `offset` elements into `data`.
 inline void load_row(const void* data, DType dtype, int64_t offset, int32_t n, double* out) {
-  for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(load(data, dtype, offset + i));
+  const auto load_all = [&](DType type) {
+    for (int32_t i = 0; i < n; ++i) out[i] = static_cast<double>(load(data, type, offset + i));
+  };
+  switch (dtype) {  // a loop for each type
+    case DType::kBF16: return load_all(DType::kBF16);
+    case DType::kF16: return load_all(DType::kF16);
+    case DType::kE4M3: return load_all(DType::kE4M3);
+    default: return load_all(DType::kF32);
+  }
 }
 
 inline void store_row(const double* values, DType dtype, int64_t offset, int32_t n, void* data) {
