@@ -202,30 +202,33 @@ void for_each_row(const TensorView& view, const F& f) {
 }  // namespace
 
 std::vector<double> to_dense(const TensorView& view) {
-  std::vector<double> dense;
-  dense.reserve(static_cast<size_t>(view.numel()));
+  std::vector<double> dense(static_cast<size_t>(view.numel()));
+  double* out = dense.data();
   const auto inner = static_cast<size_t>(view.ndim - 1);
+  const DType dtype = view.dtype;
+  const int64_t width = view.shape[inner], stride = view.stride[inner];
   for_each_row(view, [&](int64_t offset) {
-    for (int64_t i = 0; i < view.shape[inner]; ++i)
-      dense.push_back(load_element(view.data, view.dtype, offset + i * view.stride[inner]));
+    for (int64_t i = 0; i < width; ++i) out[i] = load_element(view.data, dtype, offset + i * stride);
+    out += width;
   });
   return dense;
 }
 
 bool gaps_hold(const Buffer& buffer, const TensorView& view, uint8_t value) {
   const size_t element = size_of(view.dtype);
-  const auto origin = static_cast<size_t>(static_cast<std::byte*>(view.data) - buffer.data());
-  std::vector<bool> covered(buffer.size(), false);
+  const auto origin = static_cast<std::byte*>(view.data) - buffer.data();
   const auto inner = static_cast<size_t>(view.ndim - 1);
+  const bool is_dense = view.stride[inner] == 1;  // a row then is one run of bytes
+  const int64_t runs = is_dense ? 1 : view.shape[inner], stride = view.stride[inner];
+  const size_t run_bytes = element * static_cast<size_t>(is_dense ? view.shape[inner] : 1);
+  std::vector<std::byte> expected(buffer.size(), std::byte{value});
   for_each_row(view, [&](int64_t offset) {
-    for (int64_t i = 0; i < view.shape[inner]; ++i) {
-      const auto at = origin + static_cast<size_t>(offset + i * view.stride[inner]) * element;
-      std::fill_n(covered.begin() + static_cast<std::ptrdiff_t>(at), element, true);
+    for (int64_t i = 0; i < runs; ++i) {
+      const auto at = static_cast<size_t>(origin + (offset + i * stride) * static_cast<int64_t>(element));
+      std::memcpy(expected.data() + at, buffer.data() + at, run_bytes);
     }
   });
-  for (size_t i = 0; i < buffer.size(); ++i)
-    if (!covered[i] && buffer.data()[i] != std::byte{value}) return false;
-  return true;
+  return buffer.size() == 0 || std::memcmp(expected.data(), buffer.data(), buffer.size()) == 0;
 }
 
 }  // namespace mla::kit
