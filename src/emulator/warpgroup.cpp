@@ -319,12 +319,23 @@ E4M3Term e4m3_term(uint8_t code) {
 }
 
 /// Computes the same with sums of 24 bits.
-void multiply_e4m3_in_f32(const E4M3Operands& operands, int columns, float* sums) {
+[[gnu::always_inline]] inline void multiply_e4m3_in_f32(const E4M3Operands& operands, int columns, float* sums) {
+  static thread_local float values[kE4M3Depth][kMaxColumns];
+  for (int k = 0; k < kE4M3Depth; ++k)
+    for (int j = 0; j < columns; ++j) values[k][j] = e4m3_term(operands.b[k][j]).value;
   for (int i = 0; i < kRows; ++i)
     for (int k = 0; k < kE4M3Depth; ++k) {
       const float a = e4m3_term(operands.a[i][k]).value;
-      for (int j = 0; j < columns; ++j) sums[i * columns + j] += a * e4m3_term(operands.b[k][j]).value;
+      for (int j = 0; j < columns; j += 8) row_at(&sums[i * columns + j]) += a * row_at(&values[k][j]);
     }
+}
+
+void multiply_e4m3_in_f32_anywhere(const E4M3Operands& operands, int columns, float* sums) {
+  multiply_e4m3_in_f32(operands, columns, sums);
+}
+
+MLA_AVX2 void multiply_e4m3_in_f32_avx2(const E4M3Operands& operands, int columns, float* sums) {
+  multiply_e4m3_in_f32(operands, columns, sums);
 }
 
 void multiply_e4m3_anywhere(const E4M3Operands& operands, int columns, float* sums) {
@@ -357,9 +368,10 @@ void compute_e4m3(Block& block, const PendingWgmma& pending, std::vector<float>&
   read_e4m3(block, pending, operands);
   if (!pending.what.accumulate) std::fill(sums.begin(), sums.end(), 0.0F);
   const std::vector<float> before = sums;
-  (block.e4m3_sums_in_f32() ? multiply_e4m3_in_f32
-   : kHasAvx2               ? multiply_e4m3_avx2
-                            : multiply_e4m3_anywhere)(operands, pending.what.n, sums.data());
+  if (block.e4m3_sums_in_f32())
+    (kHasAvx2 ? multiply_e4m3_in_f32_avx2 : multiply_e4m3_in_f32_anywhere)(operands, pending.what.n, sums.data());
+  else
+    (kHasAvx2 ? multiply_e4m3_avx2 : multiply_e4m3_anywhere)(operands, pending.what.n, sums.data());
   spread_nan(operands, pending.what.n, before, sums);
 }
 

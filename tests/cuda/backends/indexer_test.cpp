@@ -229,12 +229,18 @@ class Problem {
     const reference::Channels key =
         reference::indexer_key(args.cache, args.pages.of(request)[j / page_size], j % page_size);
     double squares = 0;
-    for (int32_t c = 0; c < kDim; ++c) squares += std::pow(double{key(c)}, 2);
+    for (int32_t c = 0; c < kDim; ++c) {
+      const double value = key(c);
+      squares += value * value;
+    }
     return std::isnan(squares) ? 0 : std::sqrt(squares);
   }
   static double norm(const void* data, DType dtype, int64_t first) {
     double squares = 0;
-    for (int64_t c = 0; c < kDim; ++c) squares += std::pow(double{reference::load(data, dtype, first + c)}, 2);
+    for (int64_t c = 0; c < kDim; ++c) {
+      const double value = reference::load(data, dtype, first + c);
+      squares += value * value;
+    }
     return std::sqrt(squares);
   }
 
