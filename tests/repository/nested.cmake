@@ -17,5 +17,5 @@ cmake_path(APPEND source ../..)
 cmake_path(NORMAL_PATH source)
 run(${source} ${CMAKE_COMMAND} --preset ${PRESET} -B ${BUILD} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
     -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER} ${OPTIONS})
-run(${source} ${CMAKE_COMMAND} --build ${BUILD} --parallel 2 --target ${TARGETS})
+run(${source} ${CMAKE_COMMAND} --build ${BUILD} --parallel 1 --target ${TARGETS})
 run(${BUILD} ${RUN})
