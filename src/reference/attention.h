@@ -24,6 +24,7 @@
 #include "core/args.h"
 #include "core/avx2.h"
 #include "mla/types.h"
+#include "reference/finished.h"
 #include "reference/fp8.h"
 #include "reference/scalar.h"
 
