@@ -195,10 +195,10 @@ typedef struct mla_decode_params {
   const mla_tensor* tree_parents; /* [T] int32 */
   mla_attention_options options;
   mla_context_parallel context_parallel;
-  const mla_tensor* o_scale; /* [1] f32, with e4m3 outputs */
-  void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
-  int32_t shared_prefix;     /* 1: rows that neighbouring requests share are read once; see mla/params.h */
-  int32_t reserved;          /* 0 */
+  const mla_tensor* o_scale;    /* [1] f32, with e4m3 outputs */
+  void* stream;                 /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  int32_t shared_prefix;        /* 1: rows that neighbouring requests share are read once; see mla/params.h */
+  int32_t lse_inf_without_keys; /* lse of a query that sees no key: -inf if 0, +inf if 1 */
 } mla_decode_params;
 
 /* Describes one pool of latent rows, and names the rows that each query attends to. */
@@ -222,7 +222,7 @@ typedef struct mla_decode_sparse_params {
   float sm_scale;
   int32_t lse_base; /* mla_lse_base */
   int32_t batch_invariant;
-  int32_t reserved;              /* 0 */
+  int32_t lse_inf_without_keys;  /* lse of a query that sees no key: -inf if 0, +inf if 1 */
   const mla_tensor* o;           /* out [T, H, d_v] */
   const mla_tensor* o_scale;     /* [1] f32, with e4m3 outputs */
   const mla_tensor* lse;         /* out [T, H] f32, optional */
@@ -271,7 +271,7 @@ typedef struct mla_prefill_sparse_params {
   float sm_scale;
   int32_t lse_base; /* mla_lse_base */
   int32_t batch_invariant;
-  int32_t reserved;             /* 0 */
+  int32_t lse_inf_without_keys; /* lse of a query that sees no key: -inf if 0, +inf if 1 */
   const mla_tensor* o;          /* out [T, H, d_v] */
   const mla_tensor* max_logits; /* out [T, H] f32, optional */
   const mla_tensor* lse;        /* out [T, H] f32, optional */

@@ -50,15 +50,15 @@ MLA_FIELDS(PageTable, kv_indptr, kv_indices, block_table, kv_len);
 MLA_FIELDS(ContextParallel, rank, world, interleave);
 MLA_FIELDS(AttentionOptions, attn_sink, window_left, logits_soft_cap, alibi_slopes, compute);
 MLA_FIELDS(DecodeParams, q, q_nope, q_pe, q_scale, cache, pages, qo_indptr, causal, tree_mask, tree_parents, options,
-           context_parallel, sm_scale, lse_base, batch_invariant, shared_prefix, o, o_scale, lse);
+           context_parallel, sm_scale, lse_base, lse_inf_without_keys, batch_invariant, shared_prefix, o, o_scale, lse);
 MLA_FIELDS(OutputFinish, cos_sin, positions, interleaved, gate, scale, power_of_two_scales);
 MLA_FIELDS(SparsePool, cache, indices, topk_length, topk_length_per);
 MLA_FIELDS(DecodeSparseParams, q, q_nope, q_pe, q_scale, pool, extra_pool, qo_indptr, options, sm_scale, lse_base,
-           batch_invariant, o, o_scale, lse, max_logits, finish);
+           lse_inf_without_keys, batch_invariant, o, o_scale, lse, max_logits, finish);
 MLA_FIELDS(PrefillParams, q, k, v, q_scale, k_scale, v_scale, qo_indptr, kv_indptr, causal, options, sm_scale, lse_base,
            batch_invariant, o, o_scale, lse);
-MLA_FIELDS(PrefillSparseParams, q, kv, indices, topk_length, options, sm_scale, lse_base, batch_invariant, o,
-           max_logits, lse);
+MLA_FIELDS(PrefillSparseParams, q, kv, indices, topk_length, options, sm_scale, lse_base, lse_inf_without_keys,
+           batch_invariant, o, max_logits, lse);
 MLA_FIELDS(MergeStatesParams, partial_o, partial_lse, lse_base, in_place, o, lse);
 MLA_FIELDS(AppendParams, kv, ckv, kpe, slot_mapping, cache);
 MLA_FIELDS(AppendRopeParams, q_nope, q_pe, q_out, q_scale, ckv, kpe, cos_sin, positions, interleaved, slot_mapping,

@@ -82,8 +82,9 @@ struct AttentionOptions {
 
 /// Computes dense decode in the absorbed form: o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv, with one KV
 /// head (in fp8_dsv4 the value is the whole row, rotary part included). Query i of a request with q_len queries sees
-/// key j iff j <= kv_len - q_len + i (causal), or every key. A query without a visible key gets o = 0 and lse = -inf.
-/// What lies past kv_len is never read, and a NaN in a key that a query does not see never reaches it.
+/// key j iff j <= kv_len - q_len + i (causal), or every key. A query without a visible key gets o = 0 and lse = -inf,
+/// or +inf with lse_inf_without_keys. What lies past kv_len is never read, and a NaN in a key that a query does not see
+/// never reaches it.
 struct DecodeParams {
   TensorView q = {};        ///< [T, H, d_qk]; or
   TensorView q_nope = {};   ///< [T, H, kv_lora_rank] and
@@ -106,7 +107,8 @@ struct DecodeParams {
   /// above 0, and sm_scale * log2(e) finite.
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
-  bool batch_invariant = false;  ///< the bits of a request do not depend on the other requests of the batch
+  bool lse_inf_without_keys = false;  ///< lse of a query that sees no key is +inf, as FlashMLA's, instead of -inf
+  bool batch_invariant = false;       ///< the bits of a request do not depend on the other requests of the batch
   /// Reads the rows that neighbouring requests share once for all of them. `plan` finds these rows: whole pages that
   /// stand first in the page tables of requests next to each other, before each request's own queries. So the page
   /// tables must be there when planning, and `run` gets the same. A group of n requests with a prefix of p keys reads p
@@ -178,6 +180,7 @@ struct DecodeSparseParams {
   AttentionOptions options = {};
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
+  bool lse_inf_without_keys = false;
   bool batch_invariant = false;
   TensorView o = {};           ///< out [T, H, d_v], as in decode
   TensorView o_scale = {};     ///< [1] f32, with e4m3 outputs that have no finish.scale
@@ -221,6 +224,7 @@ struct PrefillSparseParams {
   AttentionOptions options = {};
   float sm_scale = 0.0F;
   LseBase lse_base = LseBase::kE;
+  bool lse_inf_without_keys = false;
   bool batch_invariant = false;
   TensorView o = {};           ///< out [T, H, d_v], the query's dtype or f32
   TensorView max_logits = {};  ///< out [T, H] f32, optional: the largest score, sm_scale included; -inf without a key
@@ -228,7 +232,8 @@ struct PrefillSparseParams {
 };
 
 /// Merges N partial attention states into one: lse = log(sum_n exp(lse_n)), o = sum_n exp(lse_n - lse) o_n. States with
-/// lse = -inf are ignored; if all are, o = 0 and lse = -inf.
+/// lse = -inf are ignored; if all are, o = 0 and lse = -inf. States that have lse = +inf by lse_inf_without_keys cannot
+/// be merged.
 struct MergeStatesParams {
   TensorView partial_o = {};    ///< [N, T, H, d_v]; bf16, f16 or f32
   TensorView partial_lse = {};  ///< [N, T, H] f32

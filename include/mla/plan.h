@@ -125,9 +125,9 @@ Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std
                   Stream stream = {});
 
 /// Runs a planned batch. Shapes and lengths must be those of the plan, and so must be causal, window_left, compute, the
-/// presence of a draft tree, context_parallel and batch_invariant; data, page numbers, indices, topk_length, sm_scale,
-/// the other options, strides and the output pointers may have changed since. A context that forces a backend runs only
-/// plans of that backend.
+/// presence of a draft tree, context_parallel, batch_invariant and lse_inf_without_keys; data, page numbers, indices,
+/// topk_length, sm_scale, the other options, strides and the output pointers may have changed since. A context that
+/// forces a backend runs only plans of that backend.
 Status run(const Context& context, const Plan& plan, const DecodeParams& params, Stream stream = {});
 Status run(const Context& context, const Plan& plan, const PrefillParams& params, Stream stream = {});
 Status run(const Context& context, const Plan& plan, const DecodeSparseParams& params, Stream stream = {});

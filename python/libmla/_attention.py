@@ -34,6 +34,7 @@ def decode(
     logits_soft_cap: float = 0.0,
     compute: Compute = "default",
     lse_base: LseBase = "e",
+    lse_inf_without_keys: bool = False,
     batch_invariant: bool = False,
     shared_prefix: bool = False,
     d_v: int | None = None,
@@ -50,7 +51,7 @@ def decode(
 
     ``o = softmax(sm_scale * (q_nope . ckv + q_pe . kpe)) . ckv``, with one KV head for all query heads. Query i of a
     request with q_len queries sees key j iff ``j <= kv_len - q_len + i`` (causal), or every key. A query without a
-    visible key gets o = 0 and lse = -inf. What lies past kv_len is never read.
+    visible key gets o = 0 and lse = -inf (see ``lse_inf_without_keys``). What lies past kv_len is never read.
 
     Args:
         q: [T, H, d_qk], or the pair (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); bf16, f16, f32, or
@@ -76,6 +77,8 @@ def decode(
             ("exact" is the same) dequantizes keys to bf16.
         context_parallel: (rank, world, interleave): the cache and its page table hold this rank's tokens only.
         lse_base: base of the logarithm in ``lse``.
+        lse_inf_without_keys: whether lse of a query without a visible key is +inf, as FlashMLA's, instead of -inf. Such
+            states cannot be merged.
         batch_invariant: the bits of a request do not depend on the other requests.
         shared_prefix: rows that neighbouring requests share are read once for all of them. They are found when
             planning: whole pages that stand first in page tables of requests next to each other, before their own
@@ -118,6 +121,7 @@ def decode_sparse(
     logits_soft_cap: float = 0.0,
     compute: Compute = "default",
     lse_base: LseBase = "e",
+    lse_inf_without_keys: bool = False,
     batch_invariant: bool = False,
     d_v: int | None = None,
     q_scale: Tensor | None = None,
@@ -155,7 +159,8 @@ def decode_sparse(
         extra_indices: [T, extra_topk] int32 and
         extra_topk_length, extra_topk_length_per: as ``topk_length`` and ``topk_length_per``.
         qo_indptr: [B+1] int32, only with lengths per request; None: T / B queries each.
-        q_scale, attn_sink, logits_soft_cap, compute, lse_base, batch_invariant, d_v: as in :func:`decode`.
+        q_scale, attn_sink, logits_soft_cap, compute, lse_base, lse_inf_without_keys, batch_invariant, d_v: as in
+            :func:`decode`.
         out, out_dtype, o_scale, lse, return_lse, plan, context: as in :func:`decode`; ``out`` may also be [T, G, H / G,
             d_v], where groups of heads lie apart.
         cos_sin, positions, interleaved, gate: what becomes of o before it is stored, as in :func:`finish_output`: its
@@ -247,6 +252,7 @@ def prefill_sparse(
     attn_sink: Tensor | None = None,
     logits_soft_cap: float = 0.0,
     lse_base: LseBase = "e",
+    lse_inf_without_keys: bool = False,
     batch_invariant: bool = False,
     out: Tensor | None = None,
     out_dtype: DType | None = None,
@@ -266,7 +272,7 @@ def prefill_sparse(
         sm_scale: the scale of scores.
         topk_length: [T] int32: indices from it on are skipped.
         d_v: width of the value, unless ``out`` says it.
-        attn_sink, logits_soft_cap, lse_base, batch_invariant: as in :func:`decode`.
+        attn_sink, logits_soft_cap, lse_base, lse_inf_without_keys, batch_invariant: as in :func:`decode`.
         out: [T, H, d_v], of q's type or f32.
         out_dtype: the type of a new ``out``.
         max_logits: [T, H] f32, where the largest score goes (sm_scale included, -inf without a key).

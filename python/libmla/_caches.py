@@ -23,7 +23,8 @@ def merge_states(
 ) -> tuple[Tensor, Tensor]:
     """Merges N partial attention states: ``lse = log(sum exp(lse_n))``, ``o = sum exp(lse_n - lse) o_n``.
 
-    States with lse = -inf weigh nothing; if all do, o = 0 and lse = -inf.
+    States with lse = -inf weigh nothing; if all do, o = 0 and lse = -inf. States that have lse = +inf by
+    ``lse_inf_without_keys`` cannot be merged.
 
     Args:
         partial_o: [N, T, H, d_v]; bf16, f16 or f32.

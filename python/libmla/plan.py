@@ -30,8 +30,8 @@ class Plan:
     It is made by the class methods, each of which takes the arguments of the operation of its name and looks at shapes
     and lengths only (on a GPU: shapes), not at page numbers and data. Then ``libmla.decode(..., plan=plan)`` runs it,
     as often as wanted, while shapes and lengths stay as they were, and so do causal, window_left, compute, the
-    presence of a draft tree, context_parallel and batch_invariant. Page numbers, data, sm_scale and the other options
-    may change.
+    presence of a draft tree, context_parallel, batch_invariant and lse_inf_without_keys. Page numbers, data, sm_scale
+    and the other options may change.
 
     On a GPU a plan is a kernel in the current stream: a CUDA graph may capture it. After lengths changed in place, plan
     again, with :meth:`update`, or replay a graph that holds it.

@@ -68,7 +68,11 @@ def attention_calls() -> dict[str, Call]:
     prefill = (_random(3, HEADS, 192), _random(3, HEADS, 192), _random(3, HEADS, 128))
     return {
         "decode": ("decode", (q, cache), {**dense}),
-        "decode, pairs, lse": ("decode", (q_pair, pair), {**dense, "return_lse": True, "lse_base": "2"}),
+        "decode, pairs, lse": (
+            "decode",
+            (q_pair, pair),
+            {**dense, "return_lse": True, "lse_base": "2", "lse_inf_without_keys": True},
+        ),
         "decode, fp8": ("decode", (q, _fp8_cache()), {**dense, "out_dtype": "f32"}),
         "decode, rank": ("decode", (q, cache), {**dense, "context_parallel": (1, 2, 1), "return_lse": True}),
         "decode, options": (

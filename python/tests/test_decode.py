@@ -133,6 +133,16 @@ def test_base_2():
     expected.check(lse, right / math.log(2))
 
 
+def test_lse_of_a_query_without_keys():
+    batch, cache, q = problem([3, 0, 70], queries=4)
+    usual = libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE, return_lse=True)
+    o, lse = libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE, return_lse=True, lse_inf_without_keys=True)
+    assert torch.equal(o, usual[0])
+    without = usual[1] == -math.inf
+    assert without[0].all() and without[4:8].all() and not without[1:4].any() and not without[8:].any()
+    assert torch.equal(lse, usual[1].masked_fill(without, math.inf))
+
+
 def test_outputs_with_strides():
     batch, cache, q = problem()
     wanted, wanted_lse = libmla.decode(q, cache, **batch.pages(), sm_scale=SM_SCALE, return_lse=True)

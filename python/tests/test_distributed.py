@@ -129,6 +129,8 @@ def test_bad_input(group_of_one):
         ContextParallel(partial_dtype=torch.float16).decode(q, cache, **batch.pages(), sm_scale=1)
     with pytest.raises(TypeError, match="lse_base"):
         group.decode(q, cache, **batch.pages(), sm_scale=1, lse_base="2")
+    with pytest.raises(TypeError, match="lse_inf_without_keys"):
+        group.decode(q, cache, **batch.pages(), sm_scale=1, lse_inf_without_keys=True)
 
 
 def test_no_group():

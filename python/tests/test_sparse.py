@@ -55,6 +55,8 @@ def test_slots_in_any_order(dtype, topk):
     expected.check(o, wanted[0])
     expected.check(lse, wanted[2])
     assert (o[-1] == 0).all() and (lse[-1] == -math.inf).all()
+    _, asked = libmla.decode_sparse(q, cache, indices, sm_scale=SM_SCALE, return_lse=True, lse_inf_without_keys=True)
+    assert torch.equal(asked, lse.masked_fill(lse == -math.inf, math.inf))
 
 
 @pytest.mark.parametrize("format", ["fp8", "fp8_ds_mla", "fp8_dsv4"])

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "core/cache.h"
 #include "mla/context_parallel.h"
@@ -52,6 +53,18 @@ struct Options {
   int32_t p_run = 32;                   // with kFP8, keys whose P have one scale; only the reference takes any
 };
 
+/// Says in which form lse is written.
+struct LseForm {
+  LseBase base = LseBase::kE;
+  bool inf_without_keys = false;
+
+  /// Returns the lse of a query that sees no key.
+  constexpr float without_keys() const {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    return inf_without_keys ? kInfinity : -kInfinity;
+  }
+};
+
 struct DecodeArgs {
   int32_t batch_size = 0;  // B
   int64_t num_tokens = 0;  // T
@@ -76,7 +89,7 @@ struct DecodeArgs {
   bool batch_invariant = false;
   bool shared_prefix = false;  // backends do not see it: src/dispatch/shared_prefix.h makes two problems of one
   float sm_scale = 0.0F;
-  LseBase lse_base = LseBase::kE;
+  LseForm lse_form = {};
   DType o_dtype = DType::kBF16;
   const float* o_scale = nullptr;  // [1], for e4m3
   void* o = nullptr;               // [T, H, d_v]
@@ -218,7 +231,7 @@ struct DecodeSparseArgs {
   Options options = {};
   bool batch_invariant = false;
   float sm_scale = 0.0F;
-  LseBase lse_base = LseBase::kE;
+  LseForm lse_form = {};
   DType o_dtype = DType::kBF16;
   const float* o_scale = nullptr;
   void* o = nullptr;  // [T, H, d_v]
@@ -276,7 +289,7 @@ struct PrefillArgs {
   Options options = {};
   bool batch_invariant = false;
   float sm_scale = 0.0F;
-  LseBase lse_base = LseBase::kE;
+  LseForm lse_form = {};
   DType o_dtype = DType::kBF16;
   void* o = nullptr;  // [T, H, d_v]
   int64_t o_stride_token = 0, o_stride_head = 0;
@@ -294,7 +307,7 @@ struct MergeStatesArgs {
   int32_t num_heads = 0;
   int32_t d_v = 0;
   bool in_place = false;
-  LseBase lse_base = LseBase::kE;
+  LseForm lse_form = {};
   DType partial_dtype = DType::kF32;
   const void* partial_o = nullptr;  // [N, T, H, d_v]
   int64_t partial_o_stride_state = 0, partial_o_stride_token = 0, partial_o_stride_head = 0;

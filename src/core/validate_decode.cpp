@@ -133,7 +133,7 @@ Status validate(const DecodeParams& params, Scope scope, DecodeArgs& args, Devic
   args.context_parallel = params.context_parallel;
   args.batch_invariant = params.batch_invariant;
   args.sm_scale = params.sm_scale;
-  args.lse_base = params.lse_base;
+  args.lse_form = {.base = params.lse_base, .inf_without_keys = params.lse_inf_without_keys};
   args.o_dtype = params.o.dtype;
   args.o_scale = static_cast<const float*>(if_given(params.o_scale).data);
   args.o = params.o.data;

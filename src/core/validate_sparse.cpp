@@ -82,7 +82,7 @@ void copy_common(const Params& params, const BatchShape& batch, DecodeSparseArgs
   args.num_heads = static_cast<int32_t>(batch.num_heads);
   args.batch_invariant = params.batch_invariant;
   args.sm_scale = params.sm_scale;
-  args.lse_base = params.lse_base;
+  args.lse_form = {.base = params.lse_base, .inf_without_keys = params.lse_inf_without_keys};
   args.o_dtype = params.o.dtype;
   args.o = params.o.data;
   args.o_stride_token = params.o.stride[0];

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "cpu/finisher.h"
 #include "cpu/lse.h"
@@ -50,13 +51,12 @@ void AbsorbedRun::store_output(const Row& row, const Store& store) const {
 }
 
 void AbsorbedRun::write_statistics(const Row& row, float lse, float largest) const {
-  constexpr auto kLn2 = std::numbers::ln2_v<float>;
   if (problem_.lse != nullptr)
     problem_.lse[row.token * problem_.lse_stride_token + row.head * problem_.lse_stride_head] =
-        problem_.lse_base == LseBase::kE ? lse * kLn2 : lse;
+        written_lse(lse, problem_.lse_form);
   if (problem_.max_logits != nullptr)
     problem_.max_logits[row.token * problem_.max_logits_stride_token + row.head * problem_.max_logits_stride_head] =
-        largest * kLn2;
+        largest * std::numbers::ln2_v<float>;
 }
 
 void AbsorbedRun::finish(const schedule::Task& task, int64_t first_token, const Tiles& tiles,

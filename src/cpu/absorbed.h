@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <numbers>
 #include <span>
 
 #include "cpu/attention_plan.h"
@@ -21,7 +20,7 @@ struct Absorbed {
   int64_t q_nope_stride_token, q_nope_stride_head, q_pe_stride_token, q_pe_stride_head;
   core::Options options;
   float scale;  // turns dot products into natural-log scores
-  LseBase lse_base;
+  core::LseForm lse_form;
   DType o_dtype;
   float o_factor;
   void* o;
@@ -46,7 +45,7 @@ struct Absorbed {
         q_pe_stride_head(args.q_pe_stride_head),
         options(args.options),
         scale(args.sm_scale * (args.q_scale != nullptr ? *args.q_scale : 1.0F)),
-        lse_base(args.lse_base),
+        lse_form(args.lse_form),
         o_dtype(args.o_dtype),
         o_factor(args.o_scale != nullptr ? 1.0F / *args.o_scale : 1.0F),
         o(args.o),

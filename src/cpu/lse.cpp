@@ -22,4 +22,9 @@ float sink_factor(const float* attn_sink, int32_t head, float lse_log2) {
   return 1.0F / (1.0F + std::exp2(attn_sink[head] * std::numbers::log2e_v<float> - lse_log2));
 }
 
+float written_lse(float lse_log2, core::LseForm form) {
+  if (lse_log2 == -std::numeric_limits<float>::infinity()) return form.without_keys();
+  return form.base == LseBase::kE ? lse_log2 * std::numbers::ln2_v<float> : lse_log2;
+}
+
 }  // namespace mla::cpu

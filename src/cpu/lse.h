@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/args.h"
+
 namespace mla::cpu {
 
 /// Replaces n partial lse values (base 2, `stride` apart) by the factors with which their outputs are summed, and
@@ -14,6 +16,9 @@ float merge_factors(float* lse, int64_t stride, int32_t n);
 
 /// Returns the factor by which a head's sink (a natural-log logit; null for none) shrinks an output with this lse.
 float sink_factor(const float* attn_sink, int32_t head, float lse_log2);
+
+/// Returns an lse, to base 2, in the form in which it is written.
+float written_lse(float lse_log2, core::LseForm form);
 
 /// Computes log2(2^a + 2^b + ...) of values that are added one by one. It is NaN if a value is NaN, and -inf if all
 /// values are -inf.

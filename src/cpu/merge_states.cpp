@@ -19,9 +19,8 @@ struct MergedRow {
   float to_log2;
   float merged = -std::numeric_limits<float>::infinity();
 
-  float factor(float value) const {
-    return merged == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp2(value * to_log2 - merged);
-  }
+  bool empty() const { return merged == -std::numeric_limits<float>::infinity(); }
+  float factor(float value) const { return empty() ? 0.0F : std::exp2(value * to_log2 - merged); }
   void add_all(int32_t n, const float* own) {
     LogSum sum;
     if (own != nullptr) sum.see(*own * to_log2);
@@ -42,7 +41,7 @@ void merge_row(const TileKernels& kernels, const core::MergeStatesArgs& args, in
   float* lse = args.lse != nullptr ? args.lse + token * args.lse_stride_token + head * args.lse_stride_head : nullptr;
   MergedRow row{.lse = args.partial_lse + token * args.partial_lse_stride_token + head * args.partial_lse_stride_head,
                 .stride = args.partial_lse_stride_state,
-                .to_log2 = args.lse_base == LseBase::kE ? std::numbers::log2e_v<float> : 1.0F};
+                .to_log2 = args.lse_form.base == LseBase::kE ? std::numbers::log2e_v<float> : 1.0F};
   row.add_all(args.num_states, args.in_place ? lse : nullptr);
 
   alignas(64) float sum[kChannels];
@@ -60,7 +59,7 @@ void merge_row(const TileKernels& kernels, const core::MergeStatesArgs& args, in
                            last ? static_cast<void*>(at(o, d, args.o_dtype)) : sum, last ? args.o_dtype : DType::kF32);
     }
   }
-  if (lse != nullptr) *lse = row.merged / row.to_log2;
+  if (lse != nullptr) *lse = row.empty() ? args.lse_form.without_keys() : row.merged / row.to_log2;
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numbers>
 #include <vector>
 
 #include "cpu/attention_plan.h"
@@ -216,7 +215,7 @@ class PrefillRun {
       const int64_t token = first_token + row;
       if (args_.lse != nullptr)
         args_.lse[token * args_.lse_stride_token + task.head * args_.lse_stride_head] =
-            args_.lse_base == LseBase::kE ? lse * std::numbers::ln2_v<float> : lse;
+            written_lse(lse, args_.lse_form);
     }
   }
 

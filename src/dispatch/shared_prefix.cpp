@@ -62,6 +62,7 @@ float* behind(float* base, int64_t offset) { return base != nullptr ? base + off
 core::DecodeArgs partial(core::DecodeArgs args, const Layout& layout, int32_t state) {
   const int64_t rows = args.num_tokens * args.num_heads;
   args.shared_prefix = false;
+  args.lse_form.inf_without_keys = false;  // merge_states knows states without keys by -inf
   args.o_dtype = DType::kF32;
   args.o = behind(layout.partial_o, state * rows * args.d_v);
   args.o_stride_token = int64_t{args.num_heads} * args.d_v;
@@ -104,7 +105,7 @@ core::MergeStatesArgs merge_of(const core::DecodeArgs& args, const Layout& layou
           .num_tokens = args.num_tokens,
           .num_heads = args.num_heads,
           .d_v = args.d_v,
-          .lse_base = args.lse_base,
+          .lse_form = args.lse_form,
           .partial_dtype = DType::kF32,
           .partial_o = layout.partial_o,
           .partial_o_stride_state = rows * args.d_v,

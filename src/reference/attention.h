@@ -223,6 +223,12 @@ inline double sink_factor(double lse, double sink) {
   return 1 / (1 + std::exp(sink - lse));
 }
 
+/// Returns a natural lse in the form in which it is written.
+inline float written_lse(double lse, core::LseForm form) {
+  if (lse == -std::numeric_limits<double>::infinity()) return form.without_keys();
+  return static_cast<float>(form.base == LseBase::kTwo ? lse * std::numbers::log2e : lse);
+}
+
 /// Writes a computed row to the outputs of `args`.
 template <class Args>
 void store_outputs(RowBlock& block, int64_t r, const Args& args) {
@@ -247,8 +253,7 @@ void store_outputs(RowBlock& block, int64_t r, const Args& args) {
   if (!finishes)
     store_row(o, args.o_dtype, row.token * args.o_stride_token + row.head * args.o_stride_head, args.d_v, args.o);
   if (args.lse != nullptr)
-    args.lse[row.token * args.lse_stride_token + row.head * args.lse_stride_head] =
-        static_cast<float>(args.lse_base == LseBase::kTwo ? lse * std::numbers::log2e : lse);
+    args.lse[row.token * args.lse_stride_token + row.head * args.lse_stride_head] = written_lse(lse, args.lse_form);
   if constexpr (requires { args.max_logits; })
     if (args.max_logits != nullptr)
       args.max_logits[row.token * args.max_logits_stride_token + row.head * args.max_logits_stride_head] =

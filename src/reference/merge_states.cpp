@@ -19,7 +19,7 @@ struct States {
   int64_t o_offset() const { return token * args.o_stride_token + head * args.o_stride_head; }
   int64_t lse_offset() const { return token * args.lse_stride_token + head * args.lse_stride_head; }
 
-  double natural_per_unit() const { return args.lse_base == LseBase::kTwo ? std::numbers::ln2 : 1.0; }
+  double natural_per_unit() const { return args.lse_form.base == LseBase::kTwo ? std::numbers::ln2 : 1.0; }
 
   /// Returns the natural lse of a state.
   double lse(int64_t n) const {
@@ -63,8 +63,7 @@ void merge_row(const States& states) {
     }
     store_row(merged.data(), args.o_dtype, states.o_offset() + first, count, args.o);
   }
-  if (args.lse != nullptr)
-    args.lse[states.lse_offset()] = static_cast<float>((max + std::log(sum)) / states.natural_per_unit());
+  if (args.lse != nullptr) args.lse[states.lse_offset()] = written_lse(max + std::log(sum), args.lse_form);
 }
 
 }  // namespace

@@ -47,6 +47,18 @@ void test_decode(const mla_context* context) {
               "decode: o: expected memory apart from that of q_nope, got ranges with 6144 bytes in common");
   CHECK(memcmp(q, p.q, sizeof q) == 0);  // NOLINT(bugprone-suspicious-memory-comparison): the same bits
 
+  /* A request without keys has an lse of -inf, or of +inf. */
+  p.kv_len[0] = 0;
+  for (int32_t inf = 0; inf < 2; ++inf) {
+    mla_plan_destroy(plan);
+    p.params.lse_inf_without_keys = inf;
+    CHECK(mla_decode_workspace_size(context, &p.params, &size) == MLA_OK);
+    workspace = realloc(workspace, size + 1);
+    CHECK(mla_decode_plan(context, &p.params, workspace, size, &plan) == MLA_OK);
+    CHECK(mla_decode_run(context, plan, &p.params) == MLA_OK);
+    for (int row = 0; row < kTokens * kHeads; ++row) CHECK(p.lse[row] == (inf != 0 ? INFINITY : -INFINITY));
+  }
+
   mla_plan_destroy(plan);
   free(workspace);
 }

@@ -36,6 +36,10 @@ void test_errors(const mla_context* context) {
   CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
               "decode: lse_base: expected MLA_LSE_BASE_E or MLA_LSE_BASE_2, got 300");
   fill(&p);
+  p.params.lse_inf_without_keys = 2;
+  CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
+              "decode: lse_inf_without_keys: expected 0 or 1, got 2");
+  fill(&p);
   p.params.scales.ckv_scale = &p.lse_tensor;
   CHECK_ERROR(mla_decode_workspace_size(context, &p.params, &size), MLA_INVALID_ARGUMENT,
               "decode: scales.ckv_scale: expected none for bf16, got a tensor");

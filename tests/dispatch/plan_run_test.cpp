@@ -221,6 +221,8 @@ TEST(RunPlanned, RefusesWhatWasNotPlanned) {
       {"causal", [](Decode& p) { p.params.causal = false; }, "decode: causal: expected 1 as planned, got 0"},
       {"batch_invariant", [](Decode& p) { p.params.batch_invariant = true; },
        "decode: batch_invariant: expected 0 as planned, got 1"},
+      {"lse_inf_without_keys", [](Decode& p) { p.params.lse_inf_without_keys = true; },
+       "decode: lse_inf_without_keys: expected 0 as planned, got 1"},
       {"heads",
        [](Decode& p) {
          for (TensorView* view : {&p.params.q, &p.params.o, &p.params.lse}) set_extent(*view, 1, 1);

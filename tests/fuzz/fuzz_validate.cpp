@@ -270,6 +270,7 @@ void fuzz_decode(FuzzedDataProvider& input, const Context& context, Tensors& ten
   p.context_parallel = any_share(input);
   p.sm_scale = any_scale(input);
   p.lse_base = static_cast<LseBase>(input.ConsumeIntegralInRange<int>(0, 2));
+  p.lse_inf_without_keys = input.ConsumeBool();
   p.batch_invariant = input.ConsumeBool();
   if (input.ConsumeIntegralInRange<int>(0, 15) == 0)
     p.cache.format = static_cast<CacheFormat>(input.ConsumeIntegralInRange<int>(0, 14));

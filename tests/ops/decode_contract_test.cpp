@@ -137,6 +137,24 @@ TEST_P(DecodeContract, LseBaseTwoIsTheNaturalOneScaled) {
   for (size_t i = 0; i < e.size(); ++i) EXPECT_NEAR(two[i], e[i] / std::log(2.0), 1e-5);
 }
 
+TEST_P(DecodeContract, LseWithoutKeysIsAsAskedAndNothingElseChanges) {
+  DecodeSpec spec;
+  spec.q_len = {3};
+  spec.kv_len = {1, 5000, 0};  // queries that see nothing stand before those that see keys, and alone
+  spec.options.attn_sink = true;
+  const DecodeCase usual(spec);
+  spec.lse_inf_without_keys = true;
+  const DecodeCase asked(spec);
+  MLA_EXPECT_OK(kit::plan_and_run(context(), usual));
+  MLA_EXPECT_OK(kit::plan_and_run(context(), asked));
+  EXPECT_EQ(bits_of(usual.o), bits_of(asked.o));
+  std::vector<double> expected = kit::to_dense(usual.params().lse), given = kit::to_dense(asked.params().lse);
+  const size_t without_keys = 5 * static_cast<size_t>(spec.num_heads);
+  EXPECT_EQ(std::erase(expected, -HUGE_VAL), without_keys);
+  EXPECT_EQ(std::erase(given, HUGE_VAL), without_keys);
+  EXPECT_EQ(given, expected);
+}
+
 TEST_P(DecodeContract, SplitScratchIsNeverReadBeforeItIsWritten) {
   // More than 64 query tokens and one request long enough to be split; the workspace starts with different bytes.
   DecodeSpec spec;

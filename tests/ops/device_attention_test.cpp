@@ -235,6 +235,19 @@ TEST_P(DecodeSparseOnDevice, MaxLogits) {
     }
 }
 
+/// The lists are split, and no split finds a key: combine finishes rows without keys.
+TEST_P(DecodeSparseOnDevice, LongListsWithoutKeys) {
+  for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsMla})
+    for (bool inf : {false, true}) {
+      DecodeSparseSpec spec = small_sparse(format);
+      spec.pool.topk = 700;
+      spec.pool.empty_share = 1;
+      spec.options.attn_sink = true;
+      spec.lse_inf_without_keys = inf;
+      expect_ok(spec);
+    }
+}
+
 TEST_P(DecodeSparseOnDevice, TwoPoolsWithSinks) {
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFP8DsV4}) {
     DecodeSparseSpec spec = small_sparse(format);

@@ -68,6 +68,12 @@ std::vector<Spec> with_heads_and_formats(const Spec& usual, const CacheOf& cache
   return specs;
 }
 
+/// Returns the option that says what lse is without keys. `prepare` gives a query none.
+template <class Case>
+Option<Case> lse_without_keys(const typename Option<Case>::Prepare& prepare) {
+  return {"lse_inf_without_keys", Effect::kChanges, [](ParamsOf<Case>& p) { p.lse_inf_without_keys = true; }, prepare};
+}
+
 // decode
 
 std::vector<kit::DecodeSpec> decode_specs() {
@@ -89,6 +95,9 @@ Options<kit::DecodeCase> decode_options() {
   };
   const Options<Case> own = {
       {"qo_indptr", Effect::kChanges, [](DecodeParams& p) { at(p.qo_indptr, 1) = 1; }},
+      lse_without_keys<Case>([](Spec& s) {
+        s.kv_len = {70, 0};
+      }),
       {"shared_prefix", Effect::kAny, [](DecodeParams& p) { p.shared_prefix = true; },
        [](Spec& s) { s.cache.shared_pages = {2}; }},
       {"causal", Effect::kChanges, [](DecodeParams& p) { p.causal = false; },
@@ -190,13 +199,14 @@ Options<kit::DecodeSparseCase> decode_sparse_options() {
   using Case = kit::DecodeSparseCase;
   using Params = DecodeSparseParams;
   using Spec = kit::DecodeSparseSpec;
-  const Options<Case> own = {{"qo_indptr", Effect::kChanges, [](Params& p) { at(p.qo_indptr, 1) = 1; },
-                              [](Spec& s) {
-                                s.pool.topk_length = LengthForm::kPerRequest;
-                                s.pool.lengths = {5, 20};
-                              }},
-                             {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; },
-                              [](Spec& s) { s.want_max_logits = true; }}};
+  const Options<Case> own = {
+      {"qo_indptr", Effect::kChanges, [](Params& p) { at(p.qo_indptr, 1) = 1; },
+       [](Spec& s) {
+         s.pool.topk_length = LengthForm::kPerRequest;
+         s.pool.lengths = {5, 20};
+       }},
+      {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; }, [](Spec& s) { s.want_max_logits = true; }},
+      lse_without_keys<Case>([](Spec& s) { s.pool.empty_share = 1; })};
   Options<Case> extra = pool_options(
       "extra_pool", [](Params& p) -> SparsePool& { return p.extra_pool; },
       [](Spec& s) -> kit::SparsePoolSpec& { return *s.extra_pool; });
@@ -283,6 +293,7 @@ Options<kit::PrefillSparseCase> prefill_sparse_options() {
       {"topk_length", Effect::kChanges, [](Params& p) { at(p.topk_length, 0) = another(at(p.topk_length, 0)); },
        [](kit::PrefillSparseSpec& s) { s.topk_length = true; }},
       {"max_logits", Effect::kChanges, [](Params& p) { p.max_logits = {}; }},
+      lse_without_keys<kit::PrefillSparseCase>([](kit::PrefillSparseSpec& s) { s.empty_share = 1; }),
   };
   return join(own, {attention_options<kit::PrefillSparseCase>(Effect::kRefused, Effect::kRefused)});
 }

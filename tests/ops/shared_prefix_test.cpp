@@ -50,7 +50,7 @@ TEST_P(SharedPrefix, GroupsThatShareMoreAndLess) {
                                             {0, 13, 12, 2, 1, 1, 19, 19, 19, 19, 19}}) {
     spec.cache.shared_pages = pages;
     for (bool block_table : {false, true}) {
-      spec.cache.block_table = block_table;
+      spec.cache.block_table = spec.lse_inf_without_keys = block_table;
       expect_both(spec);
     }
   }
@@ -119,7 +119,7 @@ TEST_P(SharedPrefixOnDevice, GroupsThatShareMoreAndLess) {
       spec.cache.format = format;
       spec.num_heads = heads;
       spec.cache.shared_pages = {0, 5, 5, 0, 0, 0, 8, 1, 0};
-      spec.cache.block_table = heads == 40;
+      spec.cache.block_table = spec.lse_inf_without_keys = heads == 40;
       expect_ok(spec);
     }
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "backend_test.h"
@@ -228,11 +227,13 @@ TEST_P(DecodeSparseTest, NothingValid) {
       spec.pool.invalid_share = invalid_share;
       spec.pool.empty_share = 1 - invalid_share;
       spec.options.attn_sink = spec.options.infinite_sinks = sink;
-      const DecodeSparseCase problem(spec);
-      MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
-      for (double value : kit::to_dense(problem.params().o)) ASSERT_EQ(value, 0);
-      for (double value : kit::to_dense(problem.params().lse))
-        ASSERT_EQ(value, -std::numeric_limits<double>::infinity());
+      for (bool inf : {false, true}) {
+        spec.lse_inf_without_keys = inf;
+        const DecodeSparseCase problem(spec);
+        MLA_EXPECT_OK(kit::plan_and_run(context(), problem));
+        for (double value : kit::to_dense(problem.params().o)) ASSERT_EQ(value, 0);
+        for (double value : kit::to_dense(problem.params().lse)) ASSERT_EQ(value, inf ? HUGE_VAL : -HUGE_VAL);
+      }
     }
 }
 
@@ -346,8 +347,9 @@ TEST_P(PrefillSparseTest, OutputsThatAreNotWanted) {
 }
 
 TEST_P(PrefillSparseTest, LengthsSinksAndEmptyRows) {
-  for (int form = 0; form < 8; ++form) {
+  for (int form = 0; form < 16; ++form) {
     PrefillSparseSpec spec;
+    spec.lse_inf_without_keys = (form & 8) != 0;
     spec.topk_length = (form & 1) != 0;
     spec.options.attn_sink = (form & 2) != 0;
     spec.options.infinite_sinks = (form & 2) != 0;

@@ -56,12 +56,19 @@ TEST(ReferenceDecode, RowsWithoutVisibleKey) {
   problem.run();
   EXPECT_EQ(problem.o, (std::vector<float>{0, 0, 5}));
   EXPECT_EQ(problem.lse, (std::vector<float>{kMinusInfinity, kMinusInfinity, 0}));
+  const auto asking_for_inf = [](core::DecodeArgs& args) { args.lse_form.inf_without_keys = true; };
+  problem.run(asking_for_inf);
+  EXPECT_EQ(problem.o, (std::vector<float>{0, 0, 5}));
+  EXPECT_EQ(problem.lse, (std::vector<float>{-kMinusInfinity, -kMinusInfinity, 0}));
   problem.kv_len = 0;
   for (bool causal : {true, false}) {
     problem.causal = causal;
     problem.run();
     EXPECT_EQ(problem.o, (std::vector<float>{0, 0, 0}));
     EXPECT_EQ(problem.lse, (std::vector<float>(3, kMinusInfinity)));
+    problem.run(asking_for_inf);
+    EXPECT_EQ(problem.o, (std::vector<float>{0, 0, 0}));
+    EXPECT_EQ(problem.lse, (std::vector<float>(3, -kMinusInfinity)));
   }
 }
 

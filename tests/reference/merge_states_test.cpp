@@ -27,7 +27,7 @@ struct SmallMerge {
     args.num_heads = 1;
     args.d_v = 2;
     args.in_place = in_place;
-    args.lse_base = lse_base;
+    args.lse_form.base = lse_base;
     args.partial_o = partial_o.data();
     args.partial_o_stride_state = args.partial_o_stride_token = args.partial_o_stride_head = 2;
     args.partial_lse = partial_lse.data();

@@ -130,7 +130,7 @@ struct SmallDecode {
     args.queries.uniform_len = q_len;
     args.causal = causal;
     args.sm_scale = sm_scale;
-    args.lse_base = lse_base;
+    args.lse_form.base = lse_base;
     set_outputs(args, o, lse);
     if (change) change(args);
     run_in_workspace(args, decode);

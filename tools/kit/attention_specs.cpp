@@ -65,6 +65,7 @@ std::string describe_attention(const Spec& spec) {
       .append(describe(spec.options))
       .knob("want_lse", &Spec::want_lse)
       .knob("lse_base", &Spec::lse_base)
+      .knob("lse_inf_without_keys", &Spec::lse_inf_without_keys)
       .knob("batch_invariant", &Spec::batch_invariant)
       .knob("sm_scale", &Spec::sm_scale)
       .knob("score_std", &Spec::score_std)

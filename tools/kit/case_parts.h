@@ -133,6 +133,7 @@ void set_common(Params& params, const AttentionMemory& memory, const AttentionSp
   const int64_t heads = spec.num_heads;
   params.options = options_of(memory, spec);
   params.lse_base = spec.lse_base;
+  if constexpr (requires { params.lse_inf_without_keys; }) params.lse_inf_without_keys = spec.lse_inf_without_keys;
   params.batch_invariant = spec.batch_invariant;
   params.o = padded_view(memory.o, spec.o_dtype, num_tokens, heads, d_v, spec.o_head_extra, spec.o_token_extra);
   if (spec.want_lse)

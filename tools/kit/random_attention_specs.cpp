@@ -31,6 +31,9 @@ void draw_compute(Random& random, const CacheSpec& cache, const CacheSpec& extra
   if (quantized(cache) && quantized(extra_cache) && random.chance(0.06)) options.compute = Compute::kFP8;
 }
 
+/// Draws what lse is without keys; after all else, as the arithmetic is.
+void draw_lse_without_keys(Random& random, AttentionSpec& spec) { spec.lse_inf_without_keys = random.chance(0.3); }
+
 /// Draws everything of a spec that all attention operations have in common, but heads and dtypes.
 void draw_common(Random& random, AttentionSpec& spec, bool positions) {
   spec.options = random_options(random, positions);
@@ -119,6 +122,7 @@ DecodeSpec random_decode_spec(uint64_t seed, CacheFormat format) {
   spec.omit_qo_indptr = batch.omit_qo_indptr;
   draw_compute(random, spec.cache, spec.cache, spec.options);
   if (random.chance(0.15)) share_prefixes(random, spec);
+  draw_lse_without_keys(random, spec);
   return spec;
 }
 
@@ -162,6 +166,7 @@ DecodeSparseSpec random_decode_sparse_spec(uint64_t seed, CacheFormat format) {
     if (random.chance(0.5)) spec.o_dtype = DType::kE4M3;
     spec.finish = random_finish(random, spec.finished_rows());
   }
+  draw_lse_without_keys(random, spec);
   return spec;
 }
 
@@ -232,6 +237,7 @@ PrefillSparseSpec random_prefill_sparse_spec(uint64_t seed, DType kv_dtype) {
   const int64_t cost = int64_t{spec.num_heads} * spec.topk * (spec.d_qk + spec.d_v);
   const int64_t most = std::max<int64_t>((random.chance(0.15) ? kLargeWork : kUsualWork) / cost, 1);
   spec.num_tokens = static_cast<int32_t>(std::min<int64_t>(random.chance(0.05) ? 0 : random.integer(1, 200), most));
+  draw_lse_without_keys(random, spec);
   return spec;
 }
 

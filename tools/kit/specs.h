@@ -80,6 +80,7 @@ struct AttentionSpec {
   OptionsSpec options = {};
   bool want_lse = true;
   LseBase lse_base = LseBase::kE;
+  bool lse_inf_without_keys = false;  ///< prefill has no such option
   bool batch_invariant = false;
   float sm_scale = 0.0F;     ///< 0: what the shape usually has
   float score_std = 2.0F;    ///< spread of the scores; 40 makes them large and the softmax one-hot

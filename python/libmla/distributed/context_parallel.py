@@ -188,6 +188,7 @@ class ContextParallel:
                 out=o,
                 lse=lse,
                 lse_base="e",
+                lse_inf_without_keys=False,
                 context_parallel=self.share,
                 context=self.context,
                 **batch,
@@ -256,6 +257,7 @@ class ContextParallel:
                 out=o,
                 lse=lse,
                 lse_base="e",
+                lse_inf_without_keys=False,
                 context=self.context,
                 **options,
             )

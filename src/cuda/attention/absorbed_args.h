@@ -62,7 +62,7 @@ struct AbsorbedArgs {
   ContextParallel context_parallel = {};
 
   float sm_scale = 0.0F;
-  LseBase lse_base = LseBase::kE;
+  core::LseForm lse_form = {};
   DType o_dtype = DType::kBF16;
   const float* o_scale = nullptr;
   void* o = nullptr;

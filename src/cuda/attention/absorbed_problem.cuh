@@ -226,7 +226,7 @@ cuda::AbsorbedArgs common_args(const Args& args) {
   to.queries = args.queries;
   to.options = args.options;
   to.sm_scale = args.sm_scale;
-  to.lse_base = args.lse_base;
+  to.lse_form = args.lse_form;
   to.o_dtype = args.o_dtype;
   to.o_scale = args.o_scale;
   to.o = args.o;

@@ -20,7 +20,7 @@ class RowEnd {
       : row_(unit.rows.row(args, r)), r_(r), slot_(unit.slot), state_(state) {
     if (slot_ < 0)
       finished_ = finish_row(state.max, state.sum, row_.token < 0 ? kNoKey : load_sink(args.options, row_.head),
-                             inverse_o_scale(args.o_scale), args.lse_base);
+                             inverse_o_scale(args.o_scale), args.lse_form);
   }
 
   /// Returns what the row's outputs are to be multiplied by: 1 if they belong to a partial state.

@@ -175,7 +175,7 @@ class PrefillBlock {
       MLA_UNROLL
       for (int i = 0; i < 2; ++i) {
         const ScoreState& state = states[r].of[i];
-        finished[i] = finish_row(state.max, quad_sum(state.sum), sink, o_factor, args_.lse_base);
+        finished[i] = finish_row(state.max, quad_sum(state.sum), sink, o_factor, args_.lse_form);
       }
       MLA_UNROLL
       for (int i = 0; i < 2; ++i) {

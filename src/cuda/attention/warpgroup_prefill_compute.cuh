@@ -199,7 +199,7 @@ class WarpgroupPrefillCompute : public WarpgroupPrefill<Config> {
     const int num_rows = rows_of(unit) - warp_row_;
     MLA_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const FinishedRow finished = finish_row(state.of[i].max, quad_sum(state.of[i].sum), sink, scale, args.lse_base);
+      const FinishedRow finished = finish_row(state.of[i].max, quad_sum(state.of[i].sum), sink, scale, args.lse_form);
       factors[i] = finished.o_factor;
       const int row = accumulator_row() + i * 8;
       if (args.lse != nullptr && row < num_rows && (ptx::lane() & 3) == 0)

@@ -17,7 +17,7 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
                                .num_heads = cuda::FastDivisor(args.num_heads),
                                .d_v = args.d_v,
                                .attn_sink = args.options.attn_sink,
-                               .lse_base = args.lse_base,
+                               .lse_form = args.lse_form,
                                .o_dtype = args.o_dtype,
                                .o_scale = args.o_scale,
                                .o = args.o,

@@ -39,7 +39,7 @@ struct CombineKernel {
     cuda::FastDivisor num_heads = {};
     int32_t d_v = 0;  // a multiple of kSliceColumns
     const float* attn_sink = nullptr;
-    LseBase lse_base = LseBase::kE;
+    core::LseForm lse_form = {};
     DType o_dtype = DType::kBF16;
     const float* o_scale = nullptr;
     void* o = nullptr;
@@ -133,7 +133,7 @@ struct CombineKernel {
     /// `writes`. All lanes of a warp call this.
     MLA_DEVICE void finish(const Params& params, const State& state, bool writes) {
       max = state.max;
-      finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_base);
+      finished = finish_row(state.max, state.sum, sink, inverse_o_scale(params.o_scale), params.lse_form);
       if (!writes || ptx::lane() != 0) return;
       if (params.lse != nullptr)
         params.lse[token * params.lse_stride_token + head * params.lse_stride_head] = finished.lse;

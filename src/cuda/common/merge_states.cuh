@@ -124,7 +124,7 @@ struct MergeStatesKernel {
 
   static MLA_DEVICE void merge(const Params& args, int64_t token, int64_t head) {
     const States states = states_of(args, token, head);
-    const Factors factors = factors_of(states, args.lse_base);
+    const Factors factors = factors_of(states, args.lse_form.base);
     const float normalize = factors.sum != 0 ? 1.0F / factors.sum : 0.0F;
     const auto bytes = static_cast<int32_t>(size_of(args.o_dtype));
     std::byte* out =
@@ -143,7 +143,8 @@ struct MergeStatesKernel {
     ptx::sync_warp();  // with in_place, all lanes have read the row's own lse before it is overwritten
     if (ptx::lane() == 0)
       args.lse[token * args.lse_stride_token + head * args.lse_stride_head] =
-          factors.max + ptx::log2_approx(factors.sum) / factors.to_log2;
+          factors.sum != 0 ? factors.max + ptx::log2_approx(factors.sum) / factors.to_log2
+                           : args.lse_form.without_keys();
   }
 };
 

@@ -19,7 +19,7 @@
 namespace mla::cuda {
 
 /// Describes rows row_begin ... row_begin + block_rows - 1 of a request over keys key_begin ... key_end - 1. A unit
-/// without a visible key has one segment too, with key_begin = key_end: it writes o = 0 and lse = -inf.
+/// without a visible key has one segment too, with key_begin = key_end: it writes o = 0 and an infinite lse.
 struct alignas(16) Segment {
   int32_t request;
   // row_begin is that of row lane 0; row lane l computes rows from row_begin + l * block_rows on, as far as the request

@@ -18,7 +18,7 @@ inline constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 /// Holds the result of finish_row() for a row's state.
 struct FinishedRow {
   float o_factor;  // o = accumulator * o_factor
-  float lse;       // in the requested base; excludes the sink
+  float lse;       // in the requested form; excludes the sink
 };
 
 /// Returns what is subtracted from logits before exponentiation: the maximum, or 0 if the maximum is infinite. So
@@ -33,11 +33,11 @@ MLA_DEVICE float sink_factor(float sink, float lse_log2) {
 }
 
 /// Finishes a row. `o_factor` holds the other factors of the outputs: the value scale of the cache and 1 / o_scale.
-MLA_DEVICE FinishedRow finish_row(float max_log2, float sum, float sink, float o_factor, LseBase lse_base) {
-  if (max_log2 == kNoKey && sum == 0.0F) return {0.0F, kNoKey};
+MLA_DEVICE FinishedRow finish_row(float max_log2, float sum, float sink, float o_factor, core::LseForm lse_form) {
+  if (max_log2 == kNoKey && sum == 0.0F) return {0.0F, lse_form.without_keys()};
   const float lse_log2 = finite_or_zero(max_log2) + ptx::log2_approx(sum);
   return {sink_factor(sink, lse_log2) * o_factor / sum,
-          lse_base == LseBase::kE ? lse_log2 * std::numbers::ln2_v<float> : lse_log2};
+          lse_form.base == LseBase::kE ? lse_log2 * std::numbers::ln2_v<float> : lse_log2};
 }
 
 /// Returns a head's sink; -inf if the operation has none.

@@ -55,7 +55,7 @@ TEST(RowEnd, WritesLseAndMaximumOfTheRow) {
 
 TEST(RowEnd, TheBaseOfTheLogarithmIsAsAsked) {
   Problem problem;
-  problem.args.lse_base = LseBase::kTwo;
+  problem.args.lse_form.base = LseBase::kTwo;
   RowEnd<Config>(problem.args, problem.unit, 0, ScoreState{kMax, kSum}).store_stats(problem.args);
   EXPECT_NEAR(problem.lse[0], kMax + std::log2(kSum), 1e-6F);
 }
@@ -74,15 +74,18 @@ TEST(RowEnd, ASinkShrinksOutputsAndNotTheLse) {
   EXPECT_NEAR(problem.lse[1], lse, 1e-6F);
 }
 
-TEST(RowEnd, ARowWithoutKeysIsZeroAndMinusInfinity) {
+TEST(RowEnd, ARowWithoutKeysIsZeroAndInfinite) {
   Problem problem;
   problem.args.options.attn_sink = problem.sink.data();
-  for (int r = 0; r < 3; ++r) {
-    const RowEnd<Config> end(problem.args, problem.unit, r, ScoreState{});
-    EXPECT_EQ(end.output_factor(), 0.0F);
-    end.store_stats(problem.args);
-    EXPECT_EQ(problem.lse[static_cast<size_t>(r)], kNoKey);
-  }
+  for (const bool inf_without_keys : {false, true})
+    for (int r = 0; r < 3; ++r) {
+      problem.args.lse_form.inf_without_keys = inf_without_keys;
+      const RowEnd<Config> end(problem.args, problem.unit, r, ScoreState{});
+      EXPECT_EQ(end.output_factor(), 0.0F);
+      end.store_stats(problem.args);
+      EXPECT_EQ(problem.lse[static_cast<size_t>(r)], inf_without_keys ? -kNoKey : kNoKey);
+      EXPECT_EQ(problem.max_logits[static_cast<size_t>(r)], kNoKey);
+    }
 }
 
 TEST(RowEnd, APartialStateIsLeftAsItIs) {

@@ -22,7 +22,7 @@ constexpr uint8_t kUntouched = 0x5A;
 struct Case {
   int32_t d_v = 512;
   DType o_dtype = DType::kBF16;
-  LseBase lse_base = LseBase::kE;
+  core::LseForm lse_form = {};
   bool with_sink = false;
   bool with_lse = true;
   int32_t odd_stride = 0;  // elements between rows of o beyond d_v
@@ -88,7 +88,7 @@ class Fixture {
     args.num_heads = c_.num_heads;
     args.d_v = c_.d_v;
     args.options.attn_sink = c_.with_sink ? sink_.data() : nullptr;
-    args.lse_base = c_.lse_base;
+    args.lse_form = c_.lse_form;
     args.o_dtype = c_.o_dtype;
     args.o_scale = c_.o_dtype == DType::kE4M3 ? &o_scale_ : nullptr;
     args.o = o_begin();
@@ -178,9 +178,9 @@ class Fixture {
     const double lse = blind ? -kInfinity : (merged.max + std::log2(merged.sum)) * std::numbers::ln2;
     const auto at = static_cast<size_t>(token * c_.num_heads + head);
     if (c_.with_lse) {
-      const double expected = c_.lse_base == LseBase::kTwo ? lse * std::numbers::log2e : lse;
+      const double expected = c_.lse_form.base == LseBase::kTwo ? lse * std::numbers::log2e : lse;
       if (blind) {
-        EXPECT_EQ(lse_[at], -kInfinity);
+        EXPECT_EQ(lse_[at], c_.lse_form.inf_without_keys ? kInfinity : -kInfinity);
       } else {
         EXPECT_NEAR(lse_[at], expected, 1e-5 * (1 + std::abs(expected)));
       }
@@ -274,11 +274,11 @@ TEST(Combine, MoreSlicesThanBlocks) {
   check_decode({.d_v = 384, .num_heads = 5, .kv_len = {0, 7000, 12345}}, 21);
 }
 
-TEST(Combine, SinksAndBases) {
-  for (const LseBase base : {LseBase::kE, LseBase::kTwo})
+TEST(Combine, SinksAndFormsOfLse) {
+  for (const core::LseForm form : {core::LseForm{LseBase::kE, false}, {LseBase::kTwo, false}, {LseBase::kE, true}})
     for (const bool with_sink : {false, true})
       for (const bool with_lse : {false, true})
-        check_decode({.o_dtype = DType::kF32, .lse_base = base, .with_sink = with_sink, .with_lse = with_lse}, 9);
+        check_decode({.o_dtype = DType::kF32, .lse_form = form, .with_sink = with_sink, .with_lse = with_lse}, 9);
 }
 
 TEST(Combine, LanesRaggedQueriesAndInvariantPortions) {

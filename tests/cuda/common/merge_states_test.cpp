@@ -51,7 +51,7 @@ TEST(CudaMergeStates, IsTheReferenceUpToRounding) {
                                   .num_heads = random.of({1, 3, 16}),
                                   .d_v = random.of({512, 128, 12, 264, 5}),
                                   .in_place = random.chance(2),
-                                  .lse_base = random.of({LseBase::kE, LseBase::kTwo}),
+                                  .lse_form = {random.of({LseBase::kE, LseBase::kTwo}), random.chance(2)},
                                   .partial_dtype = random.of({DType::kF32, DType::kBF16, DType::kF16}),
                                   .o_dtype = random.of({DType::kF32, DType::kBF16, DType::kF16})};
     const int64_t extra = random.of({0, 0, 3, 8}), rows = args.num_tokens * args.num_heads;

@@ -424,7 +424,7 @@ TEST(Specs, RandomOnesReachEveryOption) {
 
 TEST(Specs, RandomOnesReachEveryKnob) {
   std::set<int32_t> page_sizes, heads;
-  std::set<bool> block_tables, two_tensors, splits, causal, empty, invariant, strided;
+  std::set<bool> block_tables, two_tensors, splits, causal, empty, infinite_lse, invariant, strided;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const DecodeSpec spec = kit::random_decode_spec(seed, CacheFormat::kBF16);
     page_sizes.insert(spec.cache.page_size);
@@ -434,12 +434,13 @@ TEST(Specs, RandomOnesReachEveryKnob) {
     splits.insert(spec.split_q);
     causal.insert(spec.causal);
     empty.insert(spec.kv_len.empty());
+    infinite_lse.insert(spec.lse_inf_without_keys);
     invariant.insert(spec.batch_invariant);
     strided.insert(spec.q_head_extra != 0);
   }
   for (int32_t size : {1, 2, 16, 32, 64, 128, 256}) EXPECT_TRUE(page_sizes.contains(size)) << size;
   for (int32_t count : {8, 12, 16, 20, 32, 64, 96, 128, 1024}) EXPECT_TRUE(heads.contains(count)) << count;
-  for (const auto& values : {block_tables, two_tensors, splits, causal, empty, invariant, strided})
+  for (const auto& values : {block_tables, two_tensors, splits, causal, empty, infinite_lse, invariant, strided})
     EXPECT_EQ(values.size(), 2U);
 }
 

@@ -103,7 +103,7 @@ class PrefillAnyKernel {
       }
     }
     const FinishedRow finished =
-        finish_row(state.max, warp_sum(state.sum), load_sink(args.options, head), o_factor(args), args.lse_base);
+        finish_row(state.max, warp_sum(state.sum), load_sink(args.options, head), o_factor(args), args.lse_form);
     if (args.lse != nullptr && ptx::lane() == 0)
       args.lse[row.first_token * args.lse_stride_token + head * args.lse_stride_head] = finished.lse;
     const int64_t offset = row.first_token * args.o_stride_token + head * args.o_stride_head;
