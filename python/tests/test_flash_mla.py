@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 import libmla
 from flash_mla_problems import (
     GARBAGE_PAGE,
@@ -455,6 +457,42 @@ def test_gradients_are_refused_when_they_are_asked_for():
     assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
     with pytest.raises(NotImplementedError, match="for inference: it has no backward pass"):
         total.backward()
+
+
+class NotedTorchCalls(TorchDispatchMode):
+    """Notes what torch computes: its calls but for those that make views and new tensors, which launch no kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view and "empty" not in func.__name__:
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_left_to_torch():
+    q, cache, table, seqlens = dense_problem([50, 0], 1, 6, 1, 16, 576)
+    packed, rows = packed_cache("fp8_ds_mla", 2, 64)
+    rows = rows[:, None]
+    indices = random_indices(2, 1, 32, len(rows), seed=1)
+    indices[1] = -1
+    meta, sparse_meta = (flash_mla.get_mla_metadata()[0] for _ in range(2))
+    calls = [
+        lambda: flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta),
+        lambda: flash_mla.flash_mla_with_kvcache(
+            q, packed, None, None, 512, sparse_meta, is_fp8_kvcache=True, indices=indices
+        ),
+        lambda: flash_mla.flash_mla_sparse_fwd(q[:, 0], rows, indices, 0.1),
+    ]
+    for call in calls:
+        wanted = call()  # which plans
+        with NotedTorchCalls() as noted:
+            given = call()
+        assert noted.names == []
+        assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))
+        assert torch.all(given[-1][1] == INF) and torch.all(given[-1][0] < INF)
 
 
 def test_on_an_emulated_gpu(emulated_sm90: str):

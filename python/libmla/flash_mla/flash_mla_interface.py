@@ -30,8 +30,6 @@ __all__ = [
     "get_mla_metadata",
 ]
 
-_INF, _NAN = float("inf"), float("nan")
-
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
@@ -165,6 +163,7 @@ def flash_mla_with_kvcache(
     options["batch_invariant"] = enable_batch_invariant
     options["sm_scale"] = d_qk**-0.5 if softmax_scale is None else softmax_scale
     options["q_scale"] = descale_q
+    options["lse_inf_without_keys"] = True
     rows = q.reshape(b * s_q, h_q, d_qk)
     if out is None:
         out_rows = q.new_empty(b * s_q, h_q, head_dim_v, dtype=_out_dtype(q))
@@ -187,7 +186,7 @@ def flash_mla_with_kvcache(
         getattr(libmla, operation)(q_heads, plan=plan, **options)
     if tile_scheduler_metadata is not None and plan is not None:
         _remember(tile_scheduler_metadata, config, plan, q.device)
-    lse = _empty_rows_to_inf(lse).as_strided((b, h_q, s_q), (s_q * h_q, 1, h_q))
+    lse = lse.as_strided((b, h_q, s_q), (s_q * h_q, 1, h_q))
     return out, lse if operation == "decode_sparse" else lse.contiguous()
 
 
@@ -239,8 +238,9 @@ def flash_mla_sparse_fwd(
             out=out[:, heads],
             max_logits=max_logits[:, heads],
             lse=lse[:, heads],
+            lse_inf_without_keys=True,
         )
-    return out, max_logits, _empty_rows_to_inf(lse)
+    return out, max_logits, lse
 
 
 @calling({"qo_indptr": "cu_seqlens_qo", "kv_indptr": "cu_seqlens_kv", "sm_scale": "softmax_scale"})
@@ -512,10 +512,6 @@ def _rows_of(out: torch.Tensor, shape: tuple[int, int, int, int], dtype: torch.d
 
 def _out_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-
-
-def _empty_rows_to_inf(lse: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num_(lse, _NAN, _INF, _INF)
 
 
 def _refuse_dropout(dropout_p: float) -> None:

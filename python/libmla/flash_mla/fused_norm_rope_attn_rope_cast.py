@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 import libmla
-from libmla.flash_mla.flash_mla_interface import _empty_rows_to_inf, _expect_dims, flash_mla_sparse_fwd
+from libmla.flash_mla.flash_mla_interface import _expect_dims, flash_mla_sparse_fwd
 from libmla.types import CacheFormat
 
 __all__ = ["decode", "permute_q_b_proj", "permute_wv_proj", "prefill"]
@@ -127,9 +127,10 @@ def decode(
         interleaved=not is_rope_neox_style,
         out=codes,
         scale=exponents,
+        lse_inf_without_keys=True,
         return_lse=True,
     )
-    return codes.flatten(2), _as_projected(exponents), _empty_rows_to_inf(lse)
+    return codes.flatten(2), _as_projected(exponents), lse
 
 
 def permute_q_b_proj(
