@@ -42,8 +42,8 @@ struct ContextOptions {
   ///   GPU's;
   /// - empty: the device that MLA_EMULATE names ("sm120"), if it is set now; else, for each call, that of its tensors.
   std::string device = {};
-  /// Counts, for the row `reference` with compute = fp8, the keys whose P have one scale: 32 (0), 64 or 128, as the Numerics
-  /// of a row that it is compared with say. Other rows have their own.
+  /// Counts, for the row `reference` with compute = fp8, the keys whose P have one scale: 32 (0), 64 or 128, as the
+  /// Numerics of a row that it is compared with say. Other rows have their own.
   int32_t p_run = 0;
 };
 
