@@ -43,12 +43,11 @@ double stored(double logit, DType dtype) {
 
 /// Returns what is wrong with the logits of the backend, which stand in `given`; those of the reference, in f32, stand
 /// in `expected`. A logit of 16 bits must be what one rounds to that is as close as those of f32 must be. Raises
-/// `error` to the largest difference in units of what tolerance_of is in.
-std::string judge_logits(const IndexerLogitsCase& problem, const TensorView& given, const TensorView& expected,
-                         double& error) {
+/// `error` to the largest difference in units of what `tolerance` is in.
+std::string judge_logits(const IndexerLogitsCase& problem, double tolerance, const TensorView& given,
+                         const TensorView& expected, double& error) {
   const std::vector<double> scales = problem.row_scales(), got = to_dense(given), want = to_dense(expected);
   const auto width = static_cast<size_t>(given.shape[1]);
-  const double tolerance = tolerance_of(problem.spec);
   std::string wrong;
   for (size_t t = 0; t < scales.size(); ++t)
     for (size_t j = 0; j < width; ++j) {
@@ -172,7 +171,7 @@ std::map<int64_t, float> choice_of(const IndexerTopKCase& problem, size_t reques
   return choice;
 }
 
-std::string judge_indexer_top_k(const IndexerTopKCase& problem, const Bytes& given) {
+std::string judge_indexer_top_k(const IndexerTopKCase& problem, std::string_view backend, const Bytes& given) {
   const IndexerLogitsSpec& spec = problem.spec.indexer;
   const auto* given_slots =
       reinterpret_cast<const int32_t*>(given.data() + problem.indexer.logits.size());  // by outputs()
@@ -180,7 +179,8 @@ std::string judge_indexer_top_k(const IndexerTopKCase& problem, const Bytes& giv
       reinterpret_cast<const int32_t*>(given.data() + problem.indexer.logits.size() + problem.slots.size());
   const std::vector<double> scales = problem.indexer.row_scales();
   const IndexerTopKParams params = problem.params();
-  const double tolerance = 2 * tolerance_of(spec);  // both logits that are compared may be off
+  const Numerics numerics = numerics_of(backend, problem_of(problem.spec));
+  const double tolerance = 2 * tolerance_of(spec, numerics);  // both logits that are compared may be off
   int64_t t = 0;
   for (size_t request = 0; request < spec.kv_len.size(); ++request) {
     for (int32_t i = 0; i < spec.q_len_of(request); ++i, ++t) {
@@ -216,17 +216,18 @@ Outcome check_outputs(const TopKCase& problem, std::string_view backend) { retur
 
 Outcome check_outputs(const IndexerLogitsCase& problem, std::string_view backend) {
   double error = 0.0;
+  const double tolerance = tolerance_of(problem.spec, numerics_of(backend, problem_of(problem.spec)));
   Outcome outcome = check_against_reference(problem, backend, [&](const Bytes& given) -> std::string {
     const Buffer copy(given.size());
     put_back(given, {&copy});
     const TensorView expected = problem.params().logits;
     if (!gaps_hold(copy, moved(expected, copy), kUntouched)) return "wrote into the gaps of logits";
-    if (expected.dtype == DType::kF32) return judge_logits(problem, moved(expected, copy), expected, error);
+    if (expected.dtype == DType::kF32) return judge_logits(problem, tolerance, moved(expected, copy), expected, error);
     IndexerLogitsSpec in_f32 = problem.spec;
     in_f32.logits_dtype = DType::kF32;
     const IndexerLogitsCase exact(in_f32);
     if (const Status status = reference_logits(exact); !status.ok()) return "reference: " + status.message();
-    return judge_logits(problem, moved(expected, copy), exact.params().logits, error);
+    return judge_logits(problem, tolerance, moved(expected, copy), exact.params().logits, error);
   });
   outcome.error.max_rel = error;
   return outcome;
@@ -237,7 +238,7 @@ Outcome check_outputs(const IndexerTopKCase& problem, std::string_view backend) 
     const Buffer slots(problem.slots.size());
     std::memcpy(slots.data(), given.data() + problem.indexer.logits.size(), slots.size());
     if (!gaps_hold(slots, moved(problem.params().slots, slots), kUntouched)) return "wrote into the gaps of slots";
-    return judge_indexer_top_k(problem, given);
+    return judge_indexer_top_k(problem, backend, given);
   });
 }
 

@@ -272,11 +272,11 @@ Tolerance tolerance_of(const PrefillSparseSpec& spec, const Numerics& numerics) 
                              numerics);
 }
 
-double tolerance_of(const IndexerLogitsSpec& spec) {
+double tolerance_of(const IndexerLogitsSpec& spec, const Numerics& numerics) {
   // Hopper keeps 14 bits of a sum of e4m3 products and drops the others, so that the largest logits, whose products
   // mostly have one sign, come out too small. Seen were 2^-15.2 where channels are normal, and 2^-13.5 with codes of
   // all sizes (H200, 2026-11-28).
-  if (spec.compute != Compute::kExact && spec.q_dtype == DType::kE4M3) return 0x1p-13;
+  if (numerics.multiplied == Arithmetic::kE4M3) return 0x1p-13;
   // A dot product in f32 is off by a few u of |q| |k|, the sum over heads by about sqrt(H) u.
   return unit_roundoff(DType::kF32) * (8 + 2 * std::sqrt(static_cast<double>(spec.num_heads)));
 }

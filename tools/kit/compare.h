@@ -58,7 +58,7 @@ Tolerance tolerance_of(const PrefillSpec& spec, const Numerics& numerics);
 Tolerance tolerance_of(const PrefillSparseSpec& spec, const Numerics& numerics);
 Tolerance tolerance_of(const MergeSpec& spec);
 /// Returns the tolerance of logits, as a share of IndexerLogitsCase::row_scales.
-double tolerance_of(const IndexerLogitsSpec& spec);
+double tolerance_of(const IndexerLogitsSpec& spec, const Numerics& numerics);
 
 /// Returns the least scale of a row; errors of smaller rows are measured by it, too: f16 rounds them to its subnormals,
 /// and f32 may flush the factor of a sink so large that it leaves less.

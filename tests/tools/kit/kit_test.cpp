@@ -363,7 +363,7 @@ TEST(DirectError, OfTheIndexersLogits) {
   MLA_EXPECT_OK(context);
   MLA_EXPECT_OK(run(*context, problem.params()));
   EXPECT_EQ(kit::check_outputs(problem, "reference").error.max_rel, 0.0);
-  const double tolerance = kit::tolerance_of(problem.spec);
+  const double tolerance = kit::tolerance_of(problem.spec, Numerics{});
   float& logit = problem.logits.as<float>()[0];
   logit += static_cast<float>(problem.row_scales()[0] * tolerance / 2);
   const kit::Outcome outcome = kit::check_outputs(problem, "reference");
