@@ -166,6 +166,9 @@ TEST(Numerics, OfTensorCoresFollowTheCache) {
     EXPECT_EQ(mma_text(backend, kit::problem_of(prefill)), "f16 mma 24");
     kit::IndexerLogitsSpec indexer;
     indexer.q_dtype = DType::kE4M3;
+    const bool multiplies_e4m3 = backend == std::string_view("cuda_sm90");
+    EXPECT_EQ(mma_text(backend, kit::problem_of(indexer)), multiplies_e4m3 ? "e4m3 24" : "f16 mma 24");
+    indexer.compute = Compute::kExact;
     EXPECT_EQ(mma_text(backend, kit::problem_of(indexer)), "f16 mma 24");
   }
 }
