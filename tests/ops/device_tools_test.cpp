@@ -218,5 +218,41 @@ TEST_P(IndexerOnDevice, RandomLogits) { expect_random(30, kit::random_indexer_lo
 
 TEST_P(IndexerOnDevice, RandomIndexerTopK) { expect_random(30, kit::random_indexer_top_k_spec); }
 
+constexpr const char* kE4m3Kernel = "indexer_logits_e4m3";
+
+class E4m3IndexerOnDevice : public DeviceTest<Op::kIndexerLogits> {};
+MLA_FOR_ROW(E4m3IndexerOnDevice, Op::kIndexerLogits, "cuda_sm90");
+
+/// Tests that products of e4m3 are what e4m3 queries get, but for those who ask for exact ones, or whose keys or logits
+/// that kernel cannot find.
+TEST_P(E4m3IndexerOnDevice, UnlessTheCallerAsksForExactSums) {
+  for (const IndexerFormat format : kAllIndexerFormats)
+    for (const int32_t q_len : {1, 2, 3}) {
+      kit::IndexerLogitsSpec spec;
+      spec.format = format;
+      spec.q_dtype = DType::kE4M3;
+      spec.num_heads = 64;
+      spec.page_size = 64;
+      spec.q_len = {q_len};
+      spec.kv_len = {700, 64, 1};
+      spec.omit_qo_indptr = true;
+      for (const Compute arithmetic : {Compute::kDefault, Compute::kFP8}) {
+        spec.compute = arithmetic;
+        expect_ok_by(kE4m3Kernel, spec);
+      }
+      const auto expect_other = [&](const auto& change) {
+        kit::IndexerLogitsSpec other = spec;
+        change(other);
+        const KernelsSeen seen;
+        expect_ok(other);
+        EXPECT_FALSE(seen.contains(kE4m3Kernel));
+      };
+      expect_other([](auto& s) { s.compute = Compute::kExact; });
+      expect_other([](auto& s) { s.q_dtype = DType::kBF16; });
+      expect_other([](auto& s) { s.page_size = 48; });
+      expect_other([](auto& s) { s.key_begin = true; });
+    }
+}
+
 }  // namespace
 }  // namespace mla

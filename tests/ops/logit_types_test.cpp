@@ -71,14 +71,15 @@ std::vector<kit::IndexerLogitsSpec> specs_of_logits() {
   add([](auto& spec) { spec.causal = false, spec.ratio = 4, spec.page_size = 3; });
   add([](auto& spec) { spec.num_heads = 130; });  // more than the CPU adds up at a time
   add([](auto& spec) { spec.q_len = {1}, spec.kv_len = {2500, 0}; });
-  for (const int32_t q_len : {1, 2, 3}) {
-    add([&](auto& spec) {
-      spec.compute = Compute::kExact;
-      spec.q_len = {q_len};
-      spec.kv_len = {700, 64, 1};
-      spec.omit_qo_indptr = true;
-    });
-  }
+  for (const Compute arithmetic : {Compute::kDefault, Compute::kExact})
+    for (const int32_t q_len : {1, 2, 3}) {
+      add([&](auto& spec) {
+        spec.compute = arithmetic;
+        spec.q_len = {q_len};
+        spec.kv_len = {700, 64, 1};
+        spec.omit_qo_indptr = true;
+      });
+    }
   return specs;
 }
 

@@ -40,7 +40,7 @@ template <IndexerFormat kFormat, int kHeads, int kTokens>
 class IndexerE4m3Kernel {
  public:
   using Params = IndexerE4m3Params;
-  static constexpr const char* kName = "indexer_logits";
+  static constexpr const char* kName = "indexer_logits_e4m3";
   static constexpr int kTileKeys = 64;
 
  private:
