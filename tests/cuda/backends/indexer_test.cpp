@@ -428,68 +428,85 @@ TEST(CudaIndexerLogits, AnyNumberOfHeads) {
 }
 
 /// Selections are exact on logits of the same backend, and NaN among visible logits do not let in what is not seen.
+void expect_selection(Random& random, const Problem& problem, uint64_t seed, int32_t num_sms) {
+  const auto tokens = static_cast<int32_t>(problem.args.num_tokens);
+  const int32_t topk = random.of({1, 20, 300, 512}), width = topk + random.of({0, 9});
+  std::vector<int32_t> slots(static_cast<size_t>(tokens * width), -77), counts(static_cast<size_t>(tokens), -77);
+  std::vector<int32_t> expected = slots, expected_counts = counts;
+  const bool listed = problem.args.blocks.given();
+  core::IndexerTopKArgs args = {.indexer = problem.args,
+                                .top_k = {.num_tokens = tokens,
+                                          .num_logits = problem.args.num_logits,
+                                          .logits_dtype = problem.args.logits_dtype,
+                                          .logits = problem.args.logits,
+                                          .logits_stride_token = problem.args.logits_stride_token,
+                                          .lengths = listed ? nullptr : problem.args.key_end,
+                                          .starts = listed ? nullptr : problem.args.key_begin,
+                                          .blocks = problem.args.blocks,
+                                          .k = topk,
+                                          .indices = slots.data() + (width - topk),
+                                          .indices_stride_token = width},
+                                .slots = {.num_tokens = tokens,
+                                          .topk = topk,
+                                          .num_slots = width,
+                                          .indices = slots.data() + (width - topk),
+                                          .indices_stride_token = width,
+                                          .queries = problem.args.queries,
+                                          .pages = problem.args.pages,
+                                          .ratio = problem.args.ratio,
+                                          .slots = slots.data(),
+                                          .slots_stride_token = width,
+                                          .valid_count = counts.data()}};
+  TestQueue queue(seed, num_sms);
+  const Status status = portable::run_indexer_top_k(args, queue);
+  ASSERT_TRUE(status.ok()) << status.message();
+
+  for (int32_t request = 0; request < problem.args.batch_size; ++request)
+    for (int32_t i = 0; i < problem.args.queries.len(request); ++i) {
+      const int32_t token = problem.args.queries.begin(request) + i, visible = problem.visible(request, token);
+      int32_t length = visible, start = 0;
+      if (listed)
+        length = visible > 0 ? static_cast<int32_t>(problem.args.num_logits) : 0;
+      else
+        problem.bound(request, token, start, length);
+      core::TopKArgs row = args.top_k;
+      row.num_tokens = 1;
+      row.logits = static_cast<const std::byte*>(row.logits) +
+                   token * row.logits_stride_token * static_cast<int64_t>(size_of(row.logits_dtype));
+      row.lengths = &length;
+      row.starts = start > 0 ? &start : nullptr;
+      if (row.blocks.given()) row.blocks.blocks += token * row.blocks.stride_token;
+      row.indices = expected.data() + (width - topk) + int64_t{token} * width;
+      reference::top_k(row);
+    }
+  core::PhysicalSlotsArgs translation = args.slots;
+  translation.indices = expected.data() + (width - topk);
+  translation.slots = expected.data();
+  translation.valid_count = expected_counts.data();
+  reference::physical_slots(translation);
+  ASSERT_EQ(slots, expected);
+  ASSERT_EQ(counts, expected_counts);
+}
+
 TEST(CudaIndexerTopK, SelectsAndTranslates) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     MLA_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
     Memory memory(random);
-    Problem problem(random, memory, {.num_heads = 4, .q_dtype = DType::kBF16, .format = kAllIndexerFormats[seed % 2]});
-    const auto tokens = static_cast<int32_t>(problem.args.num_tokens);
-    const int32_t topk = random.of({1, 20, 300, 512});
-    std::vector<int32_t> slots(static_cast<size_t>(tokens * topk), -77), counts(static_cast<size_t>(tokens), -77);
-    std::vector<int32_t> expected = slots, expected_counts = counts;
-    const bool listed = problem.args.blocks.given();
-    core::IndexerTopKArgs args = {.indexer = problem.args,
-                                  .top_k = {.num_tokens = tokens,
-                                            .num_logits = problem.args.num_logits,
-                                            .logits_dtype = problem.args.logits_dtype,
-                                            .logits = problem.args.logits,
-                                            .logits_stride_token = problem.args.logits_stride_token,
-                                            .lengths = listed ? nullptr : problem.args.key_end,
-                                            .starts = listed ? nullptr : problem.args.key_begin,
-                                            .blocks = problem.args.blocks,
-                                            .k = topk,
-                                            .indices = slots.data(),
-                                            .indices_stride_token = topk},
-                                  .slots = {.num_tokens = tokens,
-                                            .topk = topk,
-                                            .num_slots = topk,
-                                            .indices = slots.data(),
-                                            .indices_stride_token = topk,
-                                            .queries = problem.args.queries,
-                                            .pages = problem.args.pages,
-                                            .ratio = problem.args.ratio,
-                                            .slots = slots.data(),
-                                            .slots_stride_token = topk,
-                                            .valid_count = counts.data()}};
-    TestQueue queue(seed);
-    const Status status = portable::run_indexer_top_k(args, queue);
-    ASSERT_TRUE(status.ok()) << status.message();
+    const Problem problem(random, memory,
+                          {.num_heads = 4, .q_dtype = DType::kBF16, .format = kAllIndexerFormats[seed % 2]});
+    ASSERT_NO_FATAL_FAILURE(expect_selection(random, problem, seed, 4));
+  }
+}
 
-    for (int32_t request = 0; request < problem.args.batch_size; ++request)
-      for (int32_t i = 0; i < problem.args.queries.len(request); ++i) {
-        const int32_t token = problem.args.queries.begin(request) + i, visible = problem.visible(request, token);
-        int32_t length = visible, start = 0;
-        if (listed)
-          length = visible > 0 ? static_cast<int32_t>(problem.args.num_logits) : 0;
-        else
-          problem.bound(request, token, start, length);
-        core::TopKArgs row = args.top_k;
-        row.num_tokens = 1;
-        row.logits = static_cast<const std::byte*>(row.logits) +
-                     token * row.logits_stride_token * static_cast<int64_t>(size_of(row.logits_dtype));
-        row.lengths = &length;
-        row.starts = start > 0 ? &start : nullptr;
-        if (row.blocks.given()) row.blocks.blocks += token * row.blocks.stride_token;
-        row.indices = expected.data() + int64_t{token} * topk;
-        reference::top_k(row);
-      }
-    core::PhysicalSlotsArgs translation = args.slots;
-    translation.indices = translation.slots = expected.data();
-    translation.valid_count = expected_counts.data();
-    reference::physical_slots(translation);
-    ASSERT_EQ(slots, expected);
-    ASSERT_EQ(counts, expected_counts);
+/// Blocks of a cluster share a row where there are clusters, and multiprocessors enough.
+TEST(CudaIndexerTopK, SelectsInLongRows) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    MLA_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    Memory memory(random);
+    const Problem problem(random, memory, {.num_heads = 1, .q_dtype = DType::kBF16, .most_keys = 34000});
+    ASSERT_NO_FATAL_FAILURE(expect_selection(random, problem, seed, 100));
   }
 }
 
