@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "core/cache.h"
+#include "core/lse_form.h"
 #include "mla/context_parallel.h"
 #include "mla/kv_layout.h"
 #include "mla/types.h"
@@ -51,18 +51,6 @@ struct Options {
   const float* alibi_slopes = nullptr;  // [H]
   Compute compute = Compute::kDefault;  // or kFP8, with quantized caches, and with a prefill's e4m3 tensors, only
   int32_t p_run = 32;                   // with kFP8, keys whose P have one scale; only the reference takes any
-};
-
-/// Says in which form lse is written.
-struct LseForm {
-  LseBase base = LseBase::kE;
-  bool inf_without_keys = false;
-
-  /// Returns the lse of a query that sees no key.
-  constexpr float without_keys() const {
-    constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    return inf_without_keys ? kInfinity : -kInfinity;
-  }
 };
 
 struct DecodeArgs {

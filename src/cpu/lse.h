@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/args.h"
+#include "core/lse_form.h"
 
 namespace mla::cpu {
 
