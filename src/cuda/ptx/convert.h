@@ -229,23 +229,6 @@ MLA_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t which) {
 #endif
 }
 
-/// prmt.b32 of one word, where bit 4 i + 3 of `which` counts too: where it is set, byte i is the sign of the named
-/// byte, eight times.
-MLA_DEVICE uint32_t permute_bytes_or_signs(uint32_t word, uint32_t which) {
-#if MLA_EMULATED
-  const uint32_t bytes = permute_bytes(word, which);
-  uint32_t result = bytes;
-  for (int i = 0; i < 4; ++i)
-    if ((which >> (4 * i + 3) & 1U) != 0) {
-      const uint32_t sign = (bytes >> (8 * i + 7) & 1U) != 0 ? 0xFFU : 0U;
-      result = (result & ~(0xFFU << (8 * i))) | sign << (8 * i);
-    }
-  return result;
-#else
-  return permute_bytes(word, which);
-#endif
-}
-
 /// max.u16x2: returns the larger ones of both halves. Only SM90 and later have it.
 template <int kOn = kArch>
 MLA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {

@@ -29,4 +29,12 @@ MLA_DEVICE void take_registers() {
 #endif
 }
 
+/// Keeps `value` in a register from here on, where the compiler would rather compute it anew for each use. It is no
+/// instruction.
+MLA_DEVICE void keep_in_register([[maybe_unused]] uint32_t& value) {
+#if !MLA_EMULATED
+  asm volatile("" : "+r"(value));
+#endif
+}
+
 }  // namespace mla::MLA_CUDA_NAMESPACE::ptx

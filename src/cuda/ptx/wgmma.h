@@ -216,15 +216,17 @@ MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accu
 #endif
 }
 
-/// Computes the same of 64 or 128 columns with A in registers, which must not change until wgmma_wait(). a[0]: row 16 w +
-/// g, k = 4t ... 4t + 3; a[1]: row 8 below; a[2..3]: k + 16 of both.
+/// Computes the same with A in registers, which must not change until wgmma_wait(). a[0]: row 16 w + g, k = 4t ... 4t +
+/// 3; a[1]: row 8 below; a[2..3]: k + 16 of both.
 template <int kN>
 MLA_DEVICE void wgmma_e4m3(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate MLA_PTX_SITE) {
-  static_assert(kN == 64 || kN == 128);
+  static_assert(kN == 32 || kN == 64 || kN == 128);
 #if MLA_EMULATED
   emulator::wgmma({d, a, 0, b, kN, emulator::MmaType::kE4M3, false, accumulate}, MLA_PTX_HERE);
 #else
-  if constexpr (kN == 64)
+  if constexpr (kN == 32)
+    MLA_WGMMA_E4M3_REGISTERS(32, 16, "%16, %17, %18, %19", "%20", "%21");
+  else if constexpr (kN == 64)
     MLA_WGMMA_E4M3_REGISTERS(64, 32, "%32, %33, %34, %35", "%36", "%37");
   else
     MLA_WGMMA_E4M3_REGISTERS(128, 64, "%64, %65, %66, %67", "%68", "%69");

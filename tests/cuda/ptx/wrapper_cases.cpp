@@ -574,6 +574,7 @@ constexpr WrapperCase kCases[] = {
     {"wgmma_e4m3_32_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<32>},
     {"wgmma_e4m3_64_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<64>},
     {"wgmma_e4m3_128_shared", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<128>},
+    {"wgmma_e4m3_32_registers", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<32>},
     {"wgmma_e4m3_64_registers", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<64>},
     {"wgmma_e4m3_128_registers", Compare::kBits, fill_with<any_e4m3>, expect_wgmma_e4m3<128>},
 };

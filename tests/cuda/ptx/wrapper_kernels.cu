@@ -523,6 +523,7 @@ constexpr cuda::WrapperKernel kKernels[] = {
     wgmma_kernel<32, WgmmaElement::kE4M3, false, false>("wgmma_e4m3_32_shared"),
     wgmma_kernel<64, WgmmaElement::kE4M3, false, false>("wgmma_e4m3_64_shared"),
     wgmma_kernel<128, WgmmaElement::kE4M3, false, false>("wgmma_e4m3_128_shared"),
+    wgmma_kernel<32, WgmmaElement::kE4M3, false, true>("wgmma_e4m3_32_registers"),
     wgmma_kernel<64, WgmmaElement::kE4M3, false, true>("wgmma_e4m3_64_registers"),
     wgmma_kernel<128, WgmmaElement::kE4M3, false, true>("wgmma_e4m3_128_registers"),
 #endif

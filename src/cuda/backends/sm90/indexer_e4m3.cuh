@@ -54,11 +54,9 @@ class IndexerE4m3Kernel {
   static constexpr uint32_t kRowBytes = indexer_layout(kFormat).key_bytes,
                             kRowScales = indexer_layout(kFormat).scale_bytes;
   static constexpr uint32_t kKeyBytes = kTileKeys * kRowBytes, kScaleBytes = kTileKeys * kRowScales;
-  static constexpr uint32_t kE4m3Bytes = kMXFP4 ? kTileKeys * kDim : 0;
   static constexpr uint32_t kTokenBytes = kHeads * kDim, kTokenWeights = kHeads * 4;
   static constexpr uint32_t kQueriesAt = kWarpgroups * kStages * kKeyBytes;
-  static constexpr uint32_t kE4m3At = kQueriesAt + 2 * kTokens * kTokenBytes;
-  static constexpr uint32_t kScalesAt = kE4m3At + kWarpgroups * 2 * kE4m3Bytes;
+  static constexpr uint32_t kScalesAt = kQueriesAt + 2 * kTokens * kTokenBytes;
   static constexpr uint32_t kWeightsAt = kScalesAt + kWarpgroups * kStages * kScaleBytes;
   static constexpr uint32_t kTableAt = kWeightsAt + 2 * kTokens * kTokenWeights;
   /// Groups of 32 channels that are this many binades and more below the key's largest become zeros.
@@ -66,10 +64,12 @@ class IndexerE4m3Kernel {
   static constexpr uint32_t kBarriersAt = kTableAt + (kMXFP4 ? (kShifts + 1) * 8 : 0);
   static constexpr int kRingBarriers = kWarpgroups * kStages;  // full ones; as many empty ones follow
   static constexpr int kBarriers = 2 * kRingBarriers + 4;      // then two for full queries, two for empty ones
+  static constexpr int kMathBarrier = 1;
   static constexpr int kLaneWeights = kHeads / 4;
+  static constexpr uint32_t kSteps = kDim / 32;                      // of a product
   static constexpr int kColumns = kTokens * kHeads;                  // of a product
+  static constexpr bool kKeepsWeights = !kMXFP4 || kColumns < 128;   // in registers; keys of MXFP4 need these
   static constexpr int kLaneTokens = kTokens > 2 ? kTokens / 2 : 1;  // whose logits a lane writes
-  static constexpr int kFirstBarrier = 1;                            // of the warpgroups
   static constexpr uint32_t kNaNScale = 0xFF;
   static constexpr uint32_t kMostExponent = 6;  // 6 x 2^6 is e4m3's largest power of two times e2m1's largest number
   static constexpr float kHidden = -std::numeric_limits<float>::infinity();
@@ -77,6 +77,9 @@ class IndexerE4m3Kernel {
  public:
   static constexpr int kThreads = kMathThreads + kWarpgroups * kWarpSize;
   static constexpr int kMinBlocks = 1;
+  static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // what the launch gives every thread
+  static constexpr int kLoadRegisters = 32, kMathRegisters = 112;
+  static_assert(kLoadRegisters + kWarpgroups * kMathRegisters <= (1 + kWarpgroups) * kFirstRegisters);
   static constexpr int32_t kSharedBytes = kBarriersAt + kBarriers * 8;
   static_assert(kSharedBytes <= kSharedBytesPerBlock);
 
@@ -109,10 +112,10 @@ class IndexerE4m3Kernel {
     find_tiles();
     ptx::sync_block();  // barriers are initialized
     if (warp_ >= kMathWarps) {
-      ptx::give_registers<32>();
+      ptx::give_registers<kLoadRegisters>();
       load();
     } else {
-      ptx::take_registers<112>();
+      ptx::take_registers<kMathRegisters>();
       hide();
       compute();
     }
@@ -144,6 +147,9 @@ class IndexerE4m3Kernel {
   }
   MLA_DEVICE ptx::SharedAddress queries_empty(uint32_t turn) const {
     return barrier(2 * kRingBarriers + 2) + (turn & 1) * 8;
+  }
+  MLA_DEVICE ptx::SharedAddress queries(uint32_t turn) const {
+    return shared_ + kQueriesAt + (turn & 1) * kTokens * kTokenBytes;
   }
 
   MLA_DEVICE Group group_of(int32_t number) const {
@@ -274,7 +280,7 @@ class IndexerE4m3Kernel {
   }
 
   MLA_DEVICE void load_queries(const Group& group, uint32_t turn) const {
-    const ptx::SharedAddress bar = queries_full(turn), to = shared_ + kQueriesAt + (turn & 1) * kTokens * kTokenBytes;
+    const ptx::SharedAddress bar = queries_full(turn), to = queries(turn);
     const ptx::SharedAddress weights = shared_ + kWeightsAt + (turn & 1) * kTokens * kTokenWeights;
     ptx::mbarrier_wait(queries_empty(turn), ~(turn / 2) & 1);
     if (ptx::lane() == 0) {
@@ -312,6 +318,28 @@ class IndexerE4m3Kernel {
     }
   }
 
+  /// Brings the channels of the group's queries into the order in which lanes have those of keys of MXFP4: word
+  /// 8 t + 2 s + h of a row, which lane t of a quad has in half h of its word s of codes, goes to where lane t has it
+  /// in step s of the product, word 8 s + 4 h + t (wgmma.h).
+  MLA_DEVICE void arrange_queries(const Group& group, uint32_t turn) const {
+    static constexpr int kWarpRows = kColumns / kMathWarps;
+    const auto lane = static_cast<uint32_t>(ptx::lane()), to = (lane << 2 | lane >> 3) % kWarpSize;
+    const auto first = static_cast<uint32_t>(warp_ * kWarpRows);
+    const auto word = [&](uint32_t row, uint32_t i) {  // of swizzled rows
+      return queries(turn) + row * kDim + (i / 4 ^ row % 8) * 16 + i % 4 * 4;
+    };
+    if (first < static_cast<uint32_t>(group.count * kHeads)) {
+      uint32_t words[kWarpRows];
+      MLA_UNROLL
+      for (uint32_t i = 0; i < kWarpRows; ++i) words[i] = ptx::load_shared<uint32_t>(word(first + i, lane));
+      ptx::sync_warp();
+      MLA_UNROLL
+      for (uint32_t i = 0; i < kWarpRows; ++i) ptx::store_shared(word(first + i, to), words[i]);
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_threads(kMathBarrier, kMathThreads);
+  }
+
   MLA_DEVICE void compute() {
     const int group = warp_ / kWarpgroupWarps, quad_lane = ptx::lane() % 4;
     // The key and the first token whose logits the lane writes.
@@ -321,19 +349,22 @@ class IndexerE4m3Kernel {
     const ptx::SharedAddress full = barrier(group * kStages), empty = barrier(kRingBarriers + group * kStages);
     const ptx::SharedAddress scales = shared_ + kScalesAt + static_cast<uint32_t>(group * kStages) * kScaleBytes;
     const ptx::SharedAddress ring = shared_ + static_cast<uint32_t>(group * kStages) * kKeyBytes;
-    const ptx::SharedAddress e4m3 = shared_ + kE4m3At + static_cast<uint32_t>(group * 2) * kE4m3Bytes;
-    const uint64_t keys = ptx::matrix_descriptor(kMXFP4 ? e4m3 : ring, 0, 8 * kDim, ptx::Swizzle::k128);
+    const uint64_t keys = ptx::matrix_descriptor(ring, 0, 8 * kDim, ptx::Swizzle::k128);
+    const auto codes_key =
+        static_cast<uint32_t>(warp_ % kWarpgroupWarps * 16 + ptx::lane() / 4);  // and the one 8 below
+    ptx::SharedAddress codes_at = ring + codes_key * kRowBytes + static_cast<uint32_t>(quad_lane) * 16;
+    ptx::SharedAddress exponents_at = scales + codes_key * kRowScales + static_cast<uint32_t>(quad_lane);
+    if constexpr (kMXFP4) ptx::keep_in_register(codes_at), ptx::keep_in_register(exponents_at);
     Stage stage;
     uint32_t turn = 0;
-    [[maybe_unused]] uint32_t buffer = 0;
     int32_t before = 0;  // tiles of earlier runs
     Run run;
     for (; next_run(run); ++turn) {
       ptx::mbarrier_wait(queries_full(turn), turn / 2 & 1);
+      if constexpr (kMXFP4) arrange_queries(run.group, turn);
       float weights[kTokens][kLaneWeights];
-      load_weights(turn, weights);
-      const uint64_t queries = ptx::matrix_descriptor(shared_ + kQueriesAt + (turn & 1) * kTokens * kTokenBytes, 0,
-                                                      8 * kDim, ptx::Swizzle::k128);
+      if constexpr (kKeepsWeights) load_weights(turn, weights);
+      const uint64_t query_rows = ptx::matrix_descriptor(queries(turn), 0, 8 * kDim, ptx::Swizzle::k128);
       int32_t tile = (group - before) & (kWarpgroups - 1);
       before += run.count;
       int32_t key = (run.first + tile) * kTileKeys + row;
@@ -343,38 +374,41 @@ class IndexerE4m3Kernel {
         end[t] = writes && own + t < run.group.count ? static_cast<int32_t>(args_.num_logits) : 0;
         seen[t] = keys_seen(run.group, run.group.first + own + t);
       }
-      int64_t out = (run.group.first + own) * args_.logits_stride_token + key;
+      const int64_t size = args_.logits_dtype == DType::kF32 ? 4 : 2, step = kWarpgroups * kTileKeys * size;
+      auto* logits =
+          static_cast<std::byte*>(args_.logits) + ((run.group.first + own) * args_.logits_stride_token + key) * size;
       MLA_NO_UNROLL
       for (; tile < run.count; tile += kWarpgroups) {
         ptx::mbarrier_wait(full + stage.index * 8, stage.phase);
-        const ptx::SharedAddress tile_scales = scales + stage.index * kScaleBytes;
-        float products[kColumns / 2];
-        float scale;
-        if constexpr (kMXFP4) {
-          // The products of the tile before last have been waited for by all warps, before the last barrier.
-          scale = turn_into_e4m3(ring + stage.index * kKeyBytes, tile_scales, e4m3 + buffer * kE4m3Bytes);
-          ptx::fence_async_proxy();
-          ptx::sync_threads(kFirstBarrier + group, kWarpgroupWarps * kWarpSize);
-          if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
-          multiply(keys + buffer * (kE4m3Bytes / 16), queries, products);
-          buffer ^= 1;
-        } else {
-          scale = ptx::load_shared<float>(tile_scales + static_cast<uint32_t>(row) * 4);
-          multiply(keys + stage.index * (kKeyBytes / 16), queries, products);
+        const auto free_stage = [&] {
           // Without this fence some scales were those of another tile, up to 0.2 % of them where rows came from the L2
           // cache; also where the stage was freed only once the scale had been used (H200, 2026-11-28).
           ptx::fence_async_proxy();
           if (ptx::lane() == 0) ptx::mbarrier_arrive(empty + stage.index * 8);
+        };
+        float products[kColumns / 2], scale;
+        if constexpr (kMXFP4) {
+          const Codes codes = load_codes(codes_at + stage.index * kKeyBytes, exponents_at + stage.index * kScaleBytes);
+          free_stage();
+          uint32_t e4m3[kSteps][4];
+          turn_into_e4m3(codes, e4m3);
+          scale = codes.scale;
+          multiply(e4m3, query_rows, products);
+        } else {
+          scale = ptx::load_shared<float>(scales + stage.index * kScaleBytes + static_cast<uint32_t>(row) * 4);
+          multiply(keys + stage.index * (kKeyBytes / 16), query_rows, products);
+          free_stage();
         }
+        if constexpr (!kKeepsWeights) load_weights(turn, weights);
         float sums[kLaneTokens];
         own_sums(products, weights, sums);
         MLA_UNROLL
         for (int t = 0; t < kLaneTokens; ++t)
           if (key < end[t])
-            store_logit(args_.logits, args_.logits_dtype, out + t * args_.logits_stride_token,
+            store_logit(logits, args_.logits_dtype, t * args_.logits_stride_token,
                         key < seen[t] ? sums[t] * scale : kHidden);
         stage.advance();
-        key += kWarpgroups * kTileKeys, out += kWarpgroups * kTileKeys;
+        key += kWarpgroups * kTileKeys, logits += step;
       }
       ptx::sync_warp();
       if (ptx::lane() == 0) ptx::mbarrier_arrive(queries_empty(turn));
@@ -400,24 +434,28 @@ class IndexerE4m3Kernel {
   struct alignas(8) Magnitudes {
     uint32_t low, high;
   };
+  /// Has 32 channels of two keys of MXFP4, which share a scale, and the magnitudes of these scales' codes as e4m3;
+  /// `scale` is that of the key whose logits the lane writes.
+  struct Codes {
+    ptx::Vec4 of[2];
+    Magnitudes magnitudes[2];
+    float scale;
+  };
 
-  /// Turns the warp's 16 keys of MXFP4 into e4m3 of one scale each, so that the largest group of a key that is not zero
-  /// has exponents up to kMostExponent. Returns the scale of the lane's key. A lane has 32 channels of two keys, which
-  /// share a scale. All loads come first, and both keys' exponents take the same shuffles, to wait for each other
-  /// seldom.
-  MLA_DEVICE float turn_into_e4m3(ptx::SharedAddress rows, ptx::SharedAddress scales, ptx::SharedAddress to) const {
-    const auto lane = static_cast<uint32_t>(ptx::lane()), part = lane % 4;
-    const uint32_t key = static_cast<uint32_t>(warp_ % kWarpgroupWarps) * 16 + lane / 4;  // and the one 8 below
-    ptx::Vec4 codes[2];
+  /// Loads codes and exponents of a key from `rows` and `scales`, and those of the key 8 below. The magnitudes give a
+  /// key one scale, so that the largest group of it that is not zero has exponents up to kMostExponent. All loads come
+  /// first, and both keys' exponents take the same shuffles, to wait for each other seldom.
+  MLA_DEVICE Codes load_codes(ptx::SharedAddress rows, ptx::SharedAddress scales) const {
+    Codes codes;
     uint32_t exponents[2];
     MLA_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-      codes[i] = ptx::load_shared<ptx::Vec4>(rows + (key + 8 * i) * kRowBytes + part * 16);
-      exponents[i] = ptx::load_shared<uint8_t>(scales + (key + 8 * i) * kRowScales + part);
+      codes.of[i] = ptx::load_shared<ptx::Vec4>(rows + 8 * i * kRowBytes);
+      exponents[i] = ptx::load_shared<uint8_t>(scales + 8 * i * kRowScales);
     }
     MLA_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-      const ptx::Vec4& of = codes[i];
+      const ptx::Vec4& of = codes.of[i];
       const bool zeros = ((of.x[0] | of.x[1] | of.x[2] | of.x[3]) & 0x77777777U) == 0;
       if (zeros && exponents[i] != kNaNScale) exponents[i] = 0;
     }
@@ -425,41 +463,55 @@ class IndexerE4m3Kernel {
     most = ptx::max_u16x2(most, ptx::shuffle_xor(most, 1));
     most = ptx::max_u16x2(most, ptx::shuffle_xor(most, 2));
     const uint32_t most_of[2] = {most & 0xFFFFU, most >> 16};
-    Magnitudes magnitudes[2];
     MLA_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t below = most_of[i] - exponents[i];
-      const uint32_t shift = exponents[i] == 0 || below > kShifts ? kShifts : below;
-      magnitudes[i] = ptx::load_shared<Magnitudes>(shared_ + kTableAt + shift * 8);
+      const auto exponent = static_cast<int32_t>(exponents[i]);
+      const int32_t above = std::min(exponent + 15, exponent * 16);  // a scale of 0, which is 0, is below all others
+      const int32_t below = std::min(static_cast<int32_t>(most_of[i]) + 15 - above, int32_t{kShifts});
+      codes.magnitudes[i] = ptx::load_shared<Magnitudes>(shared_ + kTableAt + static_cast<uint32_t>(below) * 8);
     }
+    codes.scale = ue8m0_to_f32(static_cast<uint8_t>(ptx::lane() % 2 == 0 ? most_of[0] : most_of[1])) * 0x1p-6F;
+    return codes;
+  }
+
+  /// Turns the codes into the first operand of each step. Word s of a key has the channels of step s: four of them in
+  /// each half.
+  static MLA_DEVICE void turn_into_e4m3(const Codes& codes, uint32_t (&e4m3)[kSteps][4]) {
+    constexpr uint32_t kSigns = 0x80808080U;
     MLA_UNROLL
-    for (uint32_t i = 0; i < 2; ++i) MLA_UNROLL
-    for (uint32_t half = 0; half < 2; ++half) {
-      ptx::Vec4 values;
-      MLA_UNROLL
-      for (uint32_t word = 0; word < 4; ++word)
-        values.x[word] = e4m3_of(magnitudes[i], codes[i].x[2 * half + word / 2] >> word % 2 * 16);
-      ptx::store_shared(to + (key + 8 * i) * kDim + ((2 * part + half) ^ key % 8) * 16, values);
+    for (int i = 0; i < 2; ++i) MLA_UNROLL
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      const Magnitudes& of = codes.magnitudes[i];
+      const uint32_t word = codes.of[i].x[step], which = word & 0x77777777U;
+      const uint32_t even = word << 4;  // has the signs of codes 0, 2, ... where `word` has those of 1, 3, ...
+      e4m3[step][i] = ptx::permute_bytes(of.low, of.high, which) | (ptx::permute_bytes(even, word, 0x5140) & kSigns);
+      e4m3[step][2 + i] =
+          ptx::permute_bytes(of.low, of.high, which >> 16) | (ptx::permute_bytes(even, word, 0x7362) & kSigns);
     }
-    return ue8m0_to_f32(static_cast<uint8_t>(lane % 2 == 0 ? most_of[0] : most_of[1])) * 0x1p-6F;
   }
 
-  /// Returns the four numbers whose codes are the lowest 16 bits.
-  MLA_DEVICE uint32_t e4m3_of(const Magnitudes& magnitudes, uint32_t codes) const {
-    const uint32_t signs = ptx::permute_bytes_or_signs(sign_bits_, codes);  // 0xFF of negative ones, else 0x80
-    return ptx::permute_bytes(magnitudes.low, magnitudes.high, codes & 0x7777U) | (signs << 1 & 0x80808080U);
-  }
-
-  /// Multiplies 64 keys with all heads of the group's tokens.
+  /// Multiplies 64 keys, given by their descriptor or in registers, with all heads of the group's tokens.
   static MLA_DEVICE void multiply(uint64_t keys, uint64_t queries, float (&products)[kColumns / 2]) {
     ptx::wgmma_hold(products);
     ptx::wgmma_fence();
     MLA_UNROLL
-    for (uint32_t step = 0; step < kDim / 32; ++step)  // a step has 32 channels, 32 bytes
+    for (uint32_t step = 0; step < kSteps; ++step)  // a step has 32 channels, 32 bytes
       ptx::wgmma_e4m3<kColumns>(products, keys + step * 2, queries + step * 2, step > 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(products);
+  }
+  static MLA_DEVICE void multiply(uint32_t (&keys)[kSteps][4], uint64_t queries, float (&products)[kColumns / 2]) {
+    ptx::wgmma_hold(products);
+    ptx::wgmma_hold(keys);
+    ptx::wgmma_fence();
+    MLA_UNROLL
+    for (uint32_t step = 0; step < kSteps; ++step)
+      ptx::wgmma_e4m3<kColumns>(products, keys[step], queries + step * 2, step > 0);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(products);
+    ptx::wgmma_hold(keys);
   }
 
   /// Computes the sums over all heads for the lane's key and tokens. The lanes of a quad have summed different heads
@@ -492,7 +544,6 @@ class IndexerE4m3Kernel {
   ptx::SharedAddress shared_;
   int warp_;
   int32_t left_ = 0, next_group_ = 0, next_tile_ = 0;
-  uint32_t sign_bits_ = ptx::shuffle(0x80808080U, 0);  // where nvcc knows a constant, it moves it anew for each use
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90
