@@ -94,18 +94,6 @@ struct BackendVerdict {
   Numerics numerics = {};   ///< how the row computes the problem, or would
 };
 
-/// Holds the table of `problem.op`, best row first, and the row that would run.
-struct Explanation {
-  std::string selected = {};              ///< empty if no row can run the problem, or the forced one cannot
-  std::string error = {};                 ///< why `selected` is empty
-  std::vector<BackendVerdict> rows = {};  ///< empty if a count of the problem is below 1, as `error` says
-};
-
-/// Judges every row. `force` names a row ("cpu_avx2") or a family ("cpu"); a row that only other operations have
-/// ("cuda_sm90") means its family; empty or "auto" means the environment variable MLA_BACKEND, and if that is unset,
-/// the first usable row. MLA_EMULATE is not looked at: `problem` says what is emulated.
-Explanation explain(const Problem& problem, std::string_view force = {});
-
 /// Says which code a GPU runs, whether or not this machine has one.
 struct GpuCode {
   int32_t arch = 0;        ///< architecture that the code was compiled for, 80 for sm80; 0 if there is none
@@ -119,9 +107,30 @@ struct GpuCode {
   friend bool operator==(const GpuCode&, const GpuCode&) = default;
 };
 
+/// Holds the table of `problem.op`, best row first, and the row that would run.
+struct Explanation {
+  std::string selected = {};              ///< empty if no row can run the problem, or the forced one cannot
+  std::string error = {};                 ///< why `selected` is empty
+  std::vector<BackendVerdict> rows = {};  ///< empty if a count of the problem is below 1, as `error` says
+  /// Says what the problem's GPU runs, in a full build if the problem asks about one. There is none on the CPU, of an
+  /// emulated GPU, and of a device that this machine lacks.
+  std::optional<GpuCode> code = {};
+  /// Says what this build does otherwise than the full one that was asked about; empty if nothing.
+  std::string note = {};
+};
+
+/// Judges every row. `force` names a row ("cpu_avx2") or a family ("cpu"); a row that only other operations have
+/// ("cuda_sm90") means its family; empty or "auto" means the environment variable MLA_BACKEND, and if that is unset,
+/// the first usable row. MLA_EMULATE is not looked at: `problem` says what is emulated.
+Explanation explain(const Problem& problem, std::string_view force = {});
+
 /// Returns the code that a GPU of an architecture (103 for compute capability 10.3) runs in this build. With
 /// `full_build` it is the code of a build that has what this one has, and cubins for every GPU.
 GpuCode gpu_code(int32_t arch, bool full_build = false);
+
+/// Returns what a GPU runs, in words: "sm90", "the family of sm100", "sm80, which the driver compiles"; with "not in
+/// this build" or "none" where that is so.
+std::string code_text(const GpuCode& code);
 
 /// Returns the architectures of GPUs, beside those that a build has by default, that can have a build by name
 /// (MLA_CUDA_ARCHS): 103, 110 and 121.

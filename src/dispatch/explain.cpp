@@ -10,6 +10,7 @@
 #include "cpu/levels.h"
 #include "cuda/border/backend.h"
 #include "cuda/runtime/code.h"
+#include "cuda/runtime/device_runtime.h"
 #include "dispatch/select.h"
 #include "dispatch/tables.h"
 
@@ -62,6 +63,23 @@ auto with_table(Op op, F&& f) {
   return f(table<DecodeRow>());
 }
 
+/// Returns the architecture of the problem's GPU, 0 if it has none or an emulated one.
+int32_t gpu_arch_of(const Problem& problem) {
+  if (problem.device.type != DeviceType::kCuda || problem.emulated) return 0;
+  if (problem.gpu_arch != 0) return problem.gpu_arch;
+  const auto gpu = cuda::cuda_device(problem.device.index);
+  return gpu.ok() ? (*gpu)->info().arch : 0;
+}
+
+/// Returns what somebody who asked about a full build should know of this one.
+std::string build_note(int32_t arch) {
+  const GpuCode full = gpu_code(arch, true), here = gpu_code(arch);
+  if (full == here) return {};
+  if (here.arch == 0) return core::format("this build has no code for sm{}", arch);
+  return core::format("in this build sm{} runs code of {}; -DMLA_CUDA_ARCHS={} builds its own", arch, code_text(here),
+                      full.arch);
+}
+
 }  // namespace
 
 namespace dispatch {
@@ -97,6 +115,10 @@ Explanation explain(const Problem& problem, std::string_view force) try {
     return {.selected = {}, .error = status.message(), .rows = {}};
   return with_table(problem.op, [&](auto rows) {
     Explanation result;
+    if (const int32_t arch = gpu_arch_of(problem); arch != 0) {
+      result.code = gpu_code(arch, problem.full_build);
+      if (problem.full_build) result.note = build_note(arch);
+    }
     for (const auto& row : rows) {
       const core::Verdict verdict = row.verdict(problem);
       result.rows.push_back({std::string(row.name), verdict.usable, verdict.reason.str(), row.numerics(problem)});
@@ -120,6 +142,12 @@ GpuCode gpu_code(int32_t arch, bool full_build) {
           .family = choice.family,
           .built = std::find(built.begin(), built.end(), choice.arch) != built.end(),
           .compiled_for = cuda::compiled_for(choice.arch, cuda::profile())};
+}
+
+std::string code_text(const GpuCode& code) {
+  if (code.arch == 0) return "none";
+  return core::format("{}sm{}{}{}", code.family ? "the family of " : "", code.arch,
+                      code.by_driver ? ", which the driver compiles" : "", code.built ? "" : ", not in this build");
 }
 
 std::span<const int32_t> named_gpu_archs() { return cuda::kKindredArchs; }

@@ -302,18 +302,37 @@ TEST(Explain, AnswersForAFullBuildOnAnyBuild) {
                                                     std::to_string(code) + (built ? "" : "; not in this build"));
     EXPECT_EQ(gpu_code(expected.arch, true),
               (GpuCode{.arch = code, .family = family, .built = built, .compiled_for = code}));
+    EXPECT_EQ(full.code, gpu_code(expected.arch, true));
     // Who decides by the answer asks about this build.
     problem.full_build = false;
     const GpuCode here = gpu_code(expected.arch);
+    EXPECT_EQ(explain(problem).code, here);
+    EXPECT_EQ(explain(problem).note, "");
+    const std::string arch = "sm" + std::to_string(expected.arch);
+    EXPECT_EQ(full.note, built            ? ""
+                         : here.arch == 0 ? "this build has no code for " + arch
+                                          : "in this build " + arch + " runs code of " + code_text(here) +
+                                                "; -DMLA_CUDA_ARCHS=" + std::to_string(code) + " builds its own");
     EXPECT_EQ(of_portable(explain(problem)).usable, here.arch != 0);
     EXPECT_EQ(here.built, here.arch != 0);
     EXPECT_EQ(here == gpu_code(expected.arch, true), built);
   }
   const Problem old{.device = {DeviceType::kCuda, 0}, .gpu_arch = 75, .full_build = true};
   EXPECT_EQ(of_portable(explain(old)).reason, "needs sm80 or newer, not sm75");
+  EXPECT_EQ(explain(old).code, GpuCode());
+  EXPECT_EQ(explain(old).note, "");
   // An emulated GPU is there or not.
   const Problem emulated{.device = {DeviceType::kCuda, 0}, .gpu_arch = 75, .emulated = true, .full_build = true};
   EXPECT_EQ(of_portable(explain(emulated)).reason, "this build cannot emulate sm75");
+  EXPECT_FALSE(explain(emulated).code.has_value());
+  EXPECT_FALSE(explain(Problem()).code.has_value());
+}
+
+TEST(GpuCode, InWords) {
+  EXPECT_EQ(code_text({}), "none");
+  EXPECT_EQ(code_text({.arch = 90, .built = true}), "sm90");
+  EXPECT_EQ(code_text({.arch = 80, .by_driver = true, .built = true}), "sm80, which the driver compiles");
+  EXPECT_EQ(code_text({.arch = 120, .family = true}), "the family of sm120, not in this build");
 }
 
 TEST(Explain, BackendsAreForTheKinOfTheirArchitectures) {

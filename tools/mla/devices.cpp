@@ -50,12 +50,6 @@ std::string gpu_text(const GpuInfo& gpu) {
   return text;
 }
 
-std::string code_text(const GpuCode& code) {
-  if (code.arch == 0) return "none";
-  return fmt::format("{}sm{}{}{}", code.family ? "the family of " : "", code.arch,
-                     code.by_driver ? ", which the driver compiles" : "", code.built ? "" : ", not in this build");
-}
-
 Json code_json(const GpuCode& code) {
   if (code.arch == 0) return nullptr;
   return {{"arch", fmt::format("sm{}", code.arch)},

@@ -17,10 +17,7 @@ Json devices_json(const MachineInfo& machine);
 /// size of the L2 cache, leaving out what is not known.
 std::string gpu_text(const GpuInfo& gpu);
 
-/// Returns what a GPU runs, in words: "sm90", "the family of sm100", "sm80, which the driver compiles"; with "not in
-/// this build" or "none" where that is so.
-std::string code_text(const GpuCode& code);
-/// Returns the same as "code" of docs/json.md; null for none.
+/// Returns what code_text() says, as "code" of docs/json.md; null for none.
 Json code_json(const GpuCode& code);
 
 /// Returns "580.65.06" of what /proc/driver/nvidia/version says, or an empty text.

@@ -81,15 +81,6 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   return asked_on(problem, device);
 }
 
-// What somebody who asked about a full build should know of this one.
-std::string build_note(int32_t arch) {
-  const GpuCode full = gpu_code(arch, true), here = gpu_code(arch);
-  if (full == here) return {};
-  if (here.arch == 0) return fmt::format("note: this build has no code for sm{}\n", arch);
-  return fmt::format("note: in this build sm{} runs code of {}; -DMLA_CUDA_ARCHS={} builds its own\n", arch,
-                     code_text(here), full.arch);
-}
-
 // An architecture, and not a device that could be measured.
 bool is_architecture(const std::string& device) { return device.starts_with("sm"); }
 
@@ -178,13 +169,12 @@ int explain_problem(const ExplainOptions& options) {
                     {"p_run", row.numerics.p_run}});
   }
   const bool found = !explanation.selected.empty();
-  const int32_t arch = told_arch(device);
-  const GpuCode code = gpu_code(arch, problem.full_build);
   Json document = {{"selected", found ? Json(explanation.selected) : Json(nullptr)},
                    {"error", found ? Json(nullptr) : Json(explanation.error)},
                    {"op", name(problem.op)},
                    {"device", device},
-                   {"code", code_json(code)},
+                   {"code", code_json(explanation.code.value_or(GpuCode()))},
+                   {"note", explanation.note.empty() ? Json(nullptr) : Json(explanation.note)},
                    {"heads", problem.num_heads},
                    {"q_len", problem.q_len},
                    {"listed_keys", problem.listed_keys},
@@ -192,19 +182,18 @@ int explain_problem(const ExplainOptions& options) {
                    {"indexer_format", name(problem.indexer_format)},
                    {"logits_dtype", name(problem.logits_dtype)},
                    {"rows", rows}};
-  options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device,
-                       arch == 0 ? "" : fmt::format(" (code: {})", code_text(code)));
+  options.output.print("{}: {}, device {}{}\n\n", name(problem.op), describe(problem), device, told_code(explanation));
   table.print(options.output.text());
   if (found) options.output.print("\nselected: {}\n", explanation.selected);
   const bool only_reference = std::none_of(explanation.rows.begin(), explanation.rows.end(),
                                            [](const auto& row) { return row.usable && row.name != "reference"; });
-  if (problem.full_build) options.output.print("{}", build_note(arch));
+  if (!explanation.note.empty()) options.output.print("note: {}\n", explanation.note);
   if (found && only_reference)
     options.output.print("note: only the float64 reference can run this: expect it to be slow\n");
   if (work && found) {
     work->problem = problem;
     work->backend = explanation.selected;
-    tell_estimates(*work, arch, options.output, document["estimate"]);
+    tell_estimates(*work, problem.gpu_arch, options.output, document["estimate"]);
   }
   options.output.write_json(document);
   if (!found) throw UsageError("{}", short_error(explanation));

@@ -128,15 +128,13 @@ int explain_model(const ModelQuestion& question, const Output& output) {
     layers.push_back(std::move(json));
   }
 
-  const int32_t arch = told_arch(device);
-  const GpuCode code = gpu_code(arch, arch != 0 && device.starts_with("sm"));
+  const Explanation on_device = mla::explain(asked_on({}, device));
   const std::string error =
       missing.empty() ? "" : fmt::format("{} on {}: missing: {}", model.name, device, fmt::join(missing, "; "));
   Json served = Json::array();
   for (const CachePair& pair : model.caches) served.push_back(json_of(pair, has_pool));
   output.print("{}: cache {}{}, device {}{}\n\n", model.name, has_pool ? told(caches) : std::string(name(caches.cache)),
-               tp == 1 ? "" : fmt::format(", heads divided by {}", tp), device,
-               arch == 0 ? "" : fmt::format(" (code: {})", code_text(code)));
+               tp == 1 ? "" : fmt::format(", heads divided by {}", tp), device, told_code(on_device));
   table.print(output.text());
   output.print("\n");
   for (const std::string& reason : missing) output.print("missing: {}\n", reason);
@@ -144,7 +142,7 @@ int explain_model(const ModelQuestion& question, const Output& output) {
   output.write_json({{"model", model.name},
                      {"error", text_or_null(error)},
                      {"device", device},
-                     {"code", code_json(code)},
+                     {"code", code_json(on_device.code.value_or(GpuCode()))},
                      {"tp", tp},
                      {"caches", json_of(caches, has_pool)},
                      {"served", std::move(served)},

@@ -71,9 +71,8 @@ Problem asked_on(Problem problem, const std::string& device) {
   return problem;
 }
 
-int32_t told_arch(const std::string& device) {
-  const Problem problem = kit::on_device({}, device);
-  return problem.device.type == DeviceType::kCuda && !problem.emulated ? kit::arch_of(device) : 0;
+std::string told_code(const Explanation& explanation) {
+  return explanation.code ? fmt::format(" (code: {})", code_text(*explanation.code)) : std::string();
 }
 
 std::string short_error(const Explanation& explanation) {

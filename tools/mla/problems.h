@@ -24,8 +24,8 @@ bool is_indexer(Op op);
 /// answer should not depend on this build.
 Problem asked_on(Problem problem, const std::string& device);
 
-/// Returns the architecture of a GPU whose code is worth telling, or 0: an emulated one's name says it.
-int32_t told_arch(const std::string& device);
+/// Returns " (code: sm90)", or nothing where the problem's device has no code of GPUs.
+std::string told_code(const Explanation& explanation);
 
 /// Returns why no backend was selected, without the verdicts of all rows: for where a table has them.
 std::string short_error(const Explanation& explanation);

@@ -62,6 +62,7 @@ TEST(CliDevice, ExplainAnswersForAGpuThatIsNotThere) {
     const std::string text = run_mla(std::string("explain --device ") + arch).out;
     EXPECT_EQ(text.find("not in this build") == std::string::npos, code["built"].get<bool>()) << text;
     EXPECT_EQ(text.find("note: ") == std::string::npos, code["built"].get<bool>()) << text;
+    EXPECT_EQ(document["note"].is_null(), code["built"].get<bool>()) << document["note"];
   }
   EXPECT_EQ(run_mla("explain --device sm75").status, 2);
   EXPECT_TRUE(json_of("explain --json --device cpu")["code"].is_null());
