@@ -507,7 +507,8 @@ typedef struct mla_problem {
   /* decode_sparse, prefill_sparse: query tokens times the entries of a token's lists; 0 = many */
   int64_t listed_keys;
   mla_dtype logits_dtype; /* indexer_logits, indexer_top_k, top_k: of the logits; zeros = f32 */
-  int32_t reserved;       /* 0 */
+  /* 1: asks what a build with code for every GPU would do, and what this one lacks is "not in this build" */
+  int32_t full_build;
 } mla_problem;
 
 /* Names the types in which numbers are multiplied and summed. */

@@ -219,6 +219,7 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .d_v = problem.d_v,
                       .gpu_arch = problem.gpu_arch,
                       .emulated = problem.emulated != 0,
+                      .full_build = problem.full_build != 0,
                       .q_len = std::max<int64_t>(problem.q_len, 1),
                       .listed_keys = problem.listed_keys,
                       .compute = static_cast<mla::Compute>(problem.compute),

@@ -31,6 +31,13 @@ void test_listing(void) {
   CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
   CHECK(strstr(text, "selected: none, ") != NULL);
   wanted = mla_problem_init();
+  wanted.device.device_type = MLA_DEVICE_CUDA;
+  wanted.gpu_arch = 120;
+  wanted.full_build = 1;
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "cuda_portable: yes, mma.sync kernels compiled for sm120") != NULL);
+  CHECK(strstr(text, "selected: cuda_portable\n") != NULL);
+  wanted = mla_problem_init();
   wanted.compute = MLA_COMPUTE_FP8;
   CHECK(mla_explain(&wanted, NULL, text, sizeof text, NULL) == MLA_OK);
   CHECK(strstr(text, "reference: no, compute fp8 is for quantized caches, not for bf16\n") != NULL);

@@ -138,6 +138,7 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   // Types of logits follow, of which those before know nothing.
   EXPECT_EQ(offsetof(mla_problem, logits_dtype), 88U);
   EXPECT_EQ(sizeof(mla_problem), 96U);
+  EXPECT_EQ(offsetof(mla_problem, full_build), 92U);
   // What lse is without keys stands where those before had a reserved number.
   EXPECT_EQ(offsetof(mla_decode_params, lse_inf_without_keys), 252U);
   EXPECT_EQ(sizeof(mla_decode_params), 256U);
