@@ -111,6 +111,20 @@ class Verdict(NamedTuple):
     p_run: int  #: keys of a run, whose softmax weights have one scale, with compute="fp8"
 
 
+@dataclass(frozen=True)
+class GpuCode:
+    """Says which code a GPU runs."""
+
+    arch: int  #: architecture that the code was compiled for, 80 for sm80; 0 if there is none
+    family: bool  #: it was compiled for another GPU of the same family
+    by_driver: bool  #: the GPU's driver compiles it
+    built: bool  #: this build has it
+    text: str  #: all this in words: "the family of sm100, not in this build"
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, repr=False)
 class Explanation(_Printable):
     """Holds every backend's verdict on a problem, best first, and the backend that the problem gets."""
@@ -119,6 +133,8 @@ class Explanation(_Printable):
     selected: str | None  #: None if no backend can run the problem, or not the forced one
     error: str | None  #: why `selected` is None
     rows: tuple[Verdict, ...]
+    code: GpuCode | None = None  #: what the problem's GPU runs; None on the CPU and in the emulator
+    note: str | None = None  #: what this build does otherwise than the full one that was asked about
 
     def _table(self) -> _Table:
         rows = tuple((row.backend, "yes" if row.usable else "no", row.reason) for row in self.rows)
@@ -128,7 +144,9 @@ class Explanation(_Printable):
     def _parts(self) -> Sequence[str | _Table]:
         # Where all rows say no, the table has said why.
         error = self.error if any(row.usable for row in self.rows) else "no backend can run this"
-        return [self.problem, self._table(), f"selected: {self.selected or f'none; {error}'}"]
+        problem = self.problem if self.code is None else f"{self.problem} (code: {self.code})"
+        selected = f"selected: {self.selected or f'none; {error}'}"
+        return [problem, self._table(), selected if self.note is None else f"{selected}\nnote: {self.note}"]
 
 
 @dataclass(frozen=True)
@@ -247,6 +265,7 @@ def explain(
     indexer_format: IndexerFormat = "fp8",
     logits_dtype: DType = "f32",
     device: str = "cpu",
+    full_build: bool = True,
     backend: str = "",
 ) -> Explanation:
     """Says which backend a problem gets, and what every other one says of it.
@@ -267,8 +286,10 @@ def explain(
             `indexer_top_k`, where every key has a logit: as there.
         indexer_format: of `append_indexer`, `indexer_logits` and `indexer_top_k`: format of the keys.
         logits_dtype: of `indexer_logits`, `indexer_top_k` and `top_k`: type of the logits, f32, bf16 or f16.
-        device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not: what
-            this build has for it (the command ``libmla explain`` answers for a build with code for every GPU).
+        device: ``"cpu"``, ``"cuda:0"``, ``"emulated:sm90"``, or an architecture such as ``"sm120"``, present or not.
+        full_build: of an architecture, the answer is that of a build with code for every GPU, as the command
+            ``libmla explain`` gives it: reasons and ``code`` say what is not in this build. With False it is that of
+            this build, by which programs decide.
         backend: a row or family to force; empty: the environment's ``MLA_BACKEND``, else the first usable row.
 
     Returns:
@@ -292,6 +313,7 @@ def explain(
         indexer_format,
         logits_dtype,
         device,
+        full_build,
         backend,
     )
     shape = f"{_count(found['num_heads'], 'head')}, head dims {found['d_qk']}/{found['d_v']}"
@@ -306,4 +328,6 @@ def explain(
         selected=found["selected"],
         error=found["error"],
         rows=tuple(Verdict(**row) for row in found["rows"]),
+        code=found["code"] and GpuCode(**found["code"]),
+        note=found["note"],
     )

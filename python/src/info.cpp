@@ -28,6 +28,16 @@ Json rows_of(const Explanation& explanation) {
   return rows;
 }
 
+Json code_of(const Explanation& explanation) {
+  if (!explanation.code) return nullptr;
+  const GpuCode& code = *explanation.code;
+  return {{"arch", code.arch},
+          {"family", code.family},
+          {"by_driver", code.by_driver},
+          {"built", code.built},
+          {"text", code_text(code)}};
+}
+
 Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
 void info(ffi::PackedArgs, ffi::Any* result) {
@@ -126,6 +136,7 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   problem.indexer_format = read_indexer_format(args, "indexer_format");
   problem.logits_dtype = args.dtype("logits_dtype");
   read_device(args, problem);
+  problem.full_build = args.boolean("full_build") && problem.gpu_arch != 0;
   const std::string backend = args.text("backend");
   args.end();
   if (!model_name.empty()) {
@@ -139,6 +150,8 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   const Json all = {{"selected", text_or_null(found.selected)},
                     {"error", text_or_null(found.error)},
                     {"rows", rows_of(found)},
+                    {"code", code_of(found)},
+                    {"note", text_or_null(found.note)},
                     {"num_heads", problem.num_heads},
                     {"d_qk", problem.d_qk},
                     {"d_v", problem.d_v}};

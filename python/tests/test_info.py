@@ -11,11 +11,14 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import libmla
 from libmla import cli
 from libmla.info import Explanation, Gpu, Verdict
+from libmla.integrations.sglang import checks as sglang_checks
+from libmla.integrations.vllm import checks as vllm_checks
 
 
 def tool(*arguments: str) -> dict[str, Any]:
@@ -26,6 +29,15 @@ def tool(*arguments: str) -> dict[str, Any]:
 def without_rates(reason: str) -> str:
     """Returns a reason without the rates that each process measures for itself."""
     return re.sub(r"\d+(?= GFLOP/s| of f32)", "some", reason)
+
+
+def code_of(found: Explanation) -> dict[str, Any] | None:
+    """Returns the code of a problem's GPU as the tool's JSON has it."""
+    if found.code is None or found.code.arch == 0:
+        return None
+    code = dataclasses.asdict(found.code)
+    del code["text"]
+    return {**code, "arch": f"sm{found.code.arch}"}
 
 
 def verdicts(found: Explanation) -> list[tuple[str, bool, str]]:
@@ -145,9 +157,6 @@ def test_explain_is_what_the_tool_says(
 ) -> None:
     if options.get("device") == "emulated:sm90":
         request.getfixturevalue("emulated_sm90")
-    gpu = re.fullmatch(r"sm(\d+)", options.get("device", ""))
-    if gpu and int(gpu[1]) not in libmla.info().gpu_archs:
-        pytest.skip(f"this build has no code for {gpu[0]}, of which the tool tells as of one that has")
     monkeypatch.delenv("MLA_BACKEND", raising=False)
     monkeypatch.delenv("MLA_EMULATE", raising=False)
     found, expected = libmla.explain(**options), tool("explain", *arguments)
@@ -157,6 +166,41 @@ def test_explain_is_what_the_tool_says(
         row["reason"] = without_rates(row["reason"])
     assert rows == expected["rows"]
     assert (found.selected is None) == (found.error is not None)
+    assert (code_of(found), found.note) == (expected["code"], expected["note"])
+
+
+# Of 7.5 nothing has code, 10.1 and 13.0 run PTX, 10.3 and 12.1 code of their families.
+@pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100, 101, 103, 110, 120, 121, 130])
+def test_explain_of_a_gpu_says_what_the_tool_says(arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLA_BACKEND", raising=False)
+    device = f"sm{arch}"
+    found, expected = libmla.explain("decode", device=device), tool("explain", "--device", device)
+    assert (found.selected, found.error) == (expected["selected"], expected["error"])
+    assert verdicts(found) == [
+        (row["backend"], row["usable"], without_rates(row["reason"])) for row in expected["rows"]
+    ]
+    assert (code_of(found), found.note) == (expected["code"], expected["note"])
+    text = subprocess.run([cli.tool(), "explain", "--device", device], capture_output=True, text=True, check=False)
+    for words in (f" (code: {found.code})", *([f"note: {found.note}"] if found.note else [])):
+        assert f"{words}\n" in f"{found}\n" and f"{words}\n" in text.stdout
+    assert ("not in this build" in str(found)) == (
+        found.code is not None and found.code.arch != 0 and not found.code.built
+    )
+
+
+def test_programs_ask_about_this_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLA_BACKEND", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    here = libmla.explain("decode", device="sm89", full_build=False)
+    assert here.code is not None and here.code.built == (here.selected is not None) and here.note is None
+    assert "not in this build" not in str(here)
+    assert (vllm_checks.why_not("decode", "sm89") is None) == (here.selected is not None)
+    problem = {"cache": "bf16", "q_dtype": torch.bfloat16, "num_heads": 128, "d_qk": 576, "d_v": 512}
+    if here.selected is not None:
+        assert sglang_checks.row("decode", device="cuda", **problem) == here.selected
+    else:
+        with pytest.raises(ValueError, match="no GPU code|no code for sm89"):
+            sglang_checks.row("decode", device="cuda", **problem)
 
 
 def test_explain_says_which_problem_it_judged() -> None:

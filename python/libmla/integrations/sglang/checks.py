@@ -77,6 +77,7 @@ def row(operation: str, *, device: str, cache: str, q_dtype: torch.dtype, num_he
     found = libmla.explain(
         operation,
         device=device,
+        full_build=False,
         cache=cache,  # type: ignore[arg-type]
         q_dtype=_FORMATS.get(q_dtype, str(q_dtype)),
         num_heads=num_heads,

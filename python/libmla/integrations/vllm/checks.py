@@ -37,7 +37,7 @@ def why_not(operation: str, device: str, **problem: Any) -> str | None:
     Args:
         operation, device, problem: as in :func:`libmla.explain`.
     """
-    found = libmla.explain(operation, device=device, **problem)
+    found = libmla.explain(operation, device=device, full_build=False, **problem)
     if found.selected is not None:
         return None
     gpu = device != "cpu"
