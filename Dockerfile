@@ -16,7 +16,8 @@ RUN /libmla/scripts/setup.sh build
 COPY . /libmla
 ARG MLA_CUDA_ARCHS="80;86;89;90;100;120"
 RUN python3 -m venv /build \
- && PATH=/usr/local/cuda/bin:$PATH /build/bin/pip wheel --no-cache-dir --wheel-dir /wheels /libmla \
+ && export PATH=/usr/local/cuda/bin:$PATH LIBMLA_VERSION_LABEL=cu$(echo "${CUDA}" | tr -d -) \
+ && /build/bin/pip wheel --no-cache-dir --wheel-dir /wheels /libmla \
     --config-settings=cmake.define.MLA_CUDA=ON "--config-settings=cmake.define.MLA_CUDA_ARCHS=${MLA_CUDA_ARCHS}"
 
 FROM debian:bookworm-slim

@@ -93,7 +93,7 @@ aarch64: ## The library for 64-bit Arm by the cross compiler; tests of what it d
 wheels: ## A Linux wheel in build/wheels, for CPUs; with CUDA=ON for GPUs too. It is installed and tried, or the target fails
 	scripts/setup.sh wheels
 	scripts/venv.sh build/venv
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh $(if $(filter ON,$(CUDA)),cuda13,cpu)
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh $(if $(filter ON,$(CUDA)),cu130,cpu)
 
 # The readings of README's chart: the newest ones.
 CHART = $(lastword $(sort $(wildcard bench/peers/*-h200.json)))

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs a wheel into an environment of its own, outside the checkout, and uses all that it brings.
 
-    try_wheel.py WHEEL [--kind cpu|cuda13]
+    try_wheel.py WHEEL
 
-It prints a line for each thing that works, and the first one that does not is an error. Nothing is downloaded: what the
-wheel depends on comes from build/venv/wheels, torch and transformers from build/venv (scripts/venv.sh).
+It prints a line for each thing that works, and the first one that does not is an error; so is a version whose label, +cpu
+or +cu130, is not true. Nothing is downloaded: what the wheel depends on comes from build/venv/wheels, torch and transformers
+from build/venv (scripts/venv.sh).
 """
 
 import argparse
@@ -43,11 +44,14 @@ def version_of_sources():
     return re.search(r"project\(libmla VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
 
 
-def check_file(wheel, kind):
-    assert re.fullmatch(r"libmla-[0-9.]+-py3-none-manylinux_\d+_\d+_x86_64\.whl", wheel.name), wheel.name
+def check_file(wheel):
+    """Returns the version that the file's name has."""
+    found = re.fullmatch(r"libmla-([0-9.]+\+(cpu|cu\d+))-py3-none-manylinux_\d+_\d+_x86_64\.whl", wheel.name)
+    assert found and found[1] == f"{version_of_sources()}+{found[2]}", wheel.name
     megabytes = wheel.stat().st_size / 1e6
     assert megabytes < MOST_MEGABYTES, f"{wheel.name}: expected at most {MOST_MEGABYTES} MB, got {megabytes:.0f}"
-    print(f"{wheel.name} ({kind}): {megabytes:.1f} MB")
+    print(f"{wheel.name}: {megabytes:.1f} MB")
+    return found[1]
 
 
 def install(wheel, folder):
@@ -60,16 +64,18 @@ def install(wheel, folder):
     return python
 
 
-def check_commands(python, bare, cwd, kind):
+def check_commands(python, bare, cwd, version):
     """Tries the command line where neither compilers nor modules of other environments are in sight."""
-    version = re.escape(version_of_sources())
     mla = python.parent / "libmla"
-    run(mla, "--version", cwd=cwd, env=bare, expect=rf"^{version}$")
-    run(python, "-c", "import libmla; print(libmla.__version__)", cwd=cwd, env=bare, expect=rf"^{version}$")
-    info = run(mla, "info", "--json", cwd=cwd, env=bare)
-    code = json.loads(info)["cuda"]["archs"]
-    assert bool(code) == (kind != "cpu"), code
-    print(f"libmla info: version {version_of_sources()}, kernels for {', '.join(code) or 'CPUs'}")
+    info = json.loads(run(mla, "info", "--json", cwd=cwd, env=bare))
+    code = info["cuda"]["archs"]
+    tell = "print(libmla.__version__, importlib.metadata.version('libmla'), libmla.info().cuda_runtime)"
+    *versions, cuda = run(python, "-c", f"import importlib.metadata, libmla; {tell}", cwd=cwd, env=bare).split()
+    versions += [info["version"], run(mla, "--version", cwd=cwd, env=bare).strip()]
+    assert set(versions) == {version}, versions
+    built_with = f"cu{int(cuda) // 1000}{int(cuda) % 1000 // 10}" if code else "cpu"
+    assert version.endswith(f"+{built_with}"), (version, built_with)
+    print(f"libmla info: version {version}, kernels for {', '.join(code) or 'CPUs'}")
     run(mla, "check", "--quick", "--op", "decode", cwd=cwd, env=bare)
     print("libmla check --quick --op decode: nothing failed")
     trace = "data/mooncake_conversation_sample.jsonl"
@@ -111,15 +117,13 @@ def check_development(python, bare, cwd):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=pathlib.Path)
-    parser.add_argument("--kind", choices=("cpu", "cuda13"), default="cpu", help="what the wheel has (default: cpu)")
-    options = parser.parse_args()
-    wheel = options.wheel.resolve()
-    check_file(wheel, options.kind)
+    wheel = parser.parse_args().wheel.resolve()
+    version = check_file(wheel)
     with tempfile.TemporaryDirectory() as folder:
         outside = pathlib.Path(folder)
         python = install(wheel, outside / "environment")
         bare = {"PATH": str(python.parent), "HOME": folder}
-        check_commands(python, bare, outside, options.kind)
+        check_commands(python, bare, outside, version)
         check_torch(python, bare, outside)
         check_development(python, bare, outside)
     print(f"{wheel.name}: works")

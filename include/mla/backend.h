@@ -185,7 +185,7 @@ const std::vector<IsaLevel>& isa_levels();
 /// of all of them. Threads of a Context run on them.
 std::vector<int32_t> usable_processors();
 
-/// Returns the version, as "0.1.0".
+/// Returns the version, as "0.1.0"; in a wheel of `make wheels` with its label, "0.1.0+cpu" or "0.1.0+cu130".
 std::string_view version();
 
 /// Returns the names of all rows of an operation's table, best first.

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import libmla
+
 ROOT = Path(__file__).parents[2]
 BUILD = os.environ.get("MLA_BUILD", "")
 WHEELS = Path(sys.prefix) / "wheels"  # of the dependencies, see scripts/venv.sh
@@ -77,6 +79,19 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert "Root-Is-Purelib: false" in tag
     for group, module in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
         assert f"[{group}]\nlibmla = libmla.integrations.{module}:register\n" in entry_points + "\n"
+
+
+@pytest.mark.parametrize("label", ["", "cpu", "cu129", "cu130"])
+def test_labels_of_versions(label: str, tmp_path: Path) -> None:
+    """A label in the environment is a part of the version; tests/package/version.cmake has what the library makes of it."""
+    code = (
+        "import sys; from scikit_build_core.build import prepare_metadata_for_build_wheel as p; print(p(sys.argv[1]))"
+    )
+    environment = {**os.environ, "LIBMLA_VERSION_LABEL": label}
+    made = run(sys.executable, "-c", code, tmp_path, cwd=ROOT, env=environment).split()[-1]
+    assert made == f"libmla-{libmla.__version__}{'+' if label else ''}{label}.dist-info"
+    metadata = (tmp_path / made / "METADATA").read_text()
+    assert f"\nVersion: {libmla.__version__}{'+' if label else ''}{label}\n" in metadata
 
 
 def test_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
