@@ -65,6 +65,8 @@ CudaVerdict judge(const cuda::Backend& backend, const Problem& problem) {
   // The GPU runs older code, which the backend is not in.
   if (operations == nullptr && (problem.emulated || !problem.full_build))
     return no(Reason::format("this build has no code for sm{}", gpu.arch));
+  if (operations == nullptr && !backend.is_for(found.code.arch))  // in no build
+    return no(Reason::format("needs {}, and sm{} runs code of sm{}", backend.needs, gpu.arch, found.code.arch));
   const bool on_tensor_cores = backend.numerics(problem).products_per_cut > 0;
   const std::string_view kernels = on_tensor_cores ? backend.kernels : "kernels";
   const Reason yields = backend.yields != nullptr ? backend.yields(problem) : Reason();

@@ -321,6 +321,10 @@ TEST(Explain, AnswersForAFullBuildOnAnyBuild) {
   EXPECT_EQ(of_portable(explain(old)).reason, "needs sm80 or newer, not sm75");
   EXPECT_EQ(explain(old).code, GpuCode());
   EXPECT_EQ(explain(old).note, "");
+  // No build has the backends of sm100 in code of sm80.
+  const Problem by_driver{.device = {DeviceType::kCuda, 0}, .gpu_arch = 101, .full_build = true};
+  EXPECT_EQ(explain(by_driver).selected, "cuda_portable");
+  EXPECT_THAT(reason_of(explain(by_driver), "cuda_bulk"), testing::EndsWith("and sm101 runs code of sm80"));
   // An emulated GPU is there or not.
   const Problem emulated{.device = {DeviceType::kCuda, 0}, .gpu_arch = 75, .emulated = true, .full_build = true};
   EXPECT_EQ(of_portable(explain(emulated)).reason, "this build cannot emulate sm75");
