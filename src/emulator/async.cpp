@@ -17,12 +17,14 @@ constexpr uint64_t kMbarrierMark = 0x6D62617272696572ULL;
 /// Chunks of 16 bytes of a row change places by bits of the row's address, as wgmma reads them with Swizzle::k128.
 void Block::land_box(const PendingCopy& copy) {
   constexpr uint32_t kRowBytes = 128, kChunkBytes = 16;
-  for (int32_t row = 0; row < copy.rows; ++row) {
-    const uint32_t at = copy.to + static_cast<uint32_t>(row) * kRowBytes;
-    const std::byte* const from = static_cast<const std::byte*>(copy.from) + row * copy.row_stride;
+  for (int32_t i = 0; i < copy.heads * copy.rows; ++i) {
+    const int32_t head = i / copy.rows, row = i % copy.rows;
+    const uint32_t at = copy.to + static_cast<uint32_t>(i) * kRowBytes;
+    const std::byte* const from =
+        static_cast<const std::byte*>(copy.from) + row * copy.row_stride + head * copy.head_stride;
     for (uint32_t chunk = 0; chunk < kRowBytes; chunk += kChunkBytes) {
       std::byte* const to = shared_ + ((at + chunk) ^ (at / kRowBytes % 8 * kChunkBytes)) - kSharedBase;
-      if (row < copy.valid_rows && chunk < copy.valid_bytes)
+      if (head < copy.valid_heads && row < copy.valid_rows && chunk < copy.valid_bytes)
         std::memcpy(to, from + chunk, kChunkBytes);
       else
         std::memset(to, 0, kChunkBytes);
@@ -311,12 +313,15 @@ void tensor_copy(uint32_t to, const void* map, const int32_t (&at)[3], uint32_t 
     block.fail("tensor copy of a tensor of {} channels: expected a multiple of 8", {tensor.sizes[0]}, site);
   if (to % 1024 != 0)
     block.fail("tensor copy to {}: expected a multiple of 1024, where the swizzle begins", {to}, site);
-  PendingCopy copy = {to, static_cast<uint32_t>(tensor.box_rows) * 128,
+  PendingCopy copy = {to, static_cast<uint32_t>(tensor.box_rows * tensor.box_heads) * 128,
                       tensor.base + at[0] * 2 + at[1] * tensor.strides[0] + at[2] * tensor.strides[1], barrier};
+  copy.heads = tensor.box_heads;
   copy.rows = tensor.box_rows;
+  copy.valid_heads = static_cast<int32_t>(std::min<int64_t>(tensor.box_heads, tensor.sizes[2] - at[2]));
   copy.valid_rows = static_cast<int32_t>(std::min<int64_t>(tensor.box_rows, tensor.sizes[1] - at[1]));
   copy.valid_bytes = static_cast<uint32_t>(std::min<int64_t>(64, tensor.sizes[0] - at[0])) * 2;
   copy.row_stride = tensor.strides[0];
+  copy.head_stride = tensor.strides[1];
   block.add_bulk_copy(copy, site);
 }
 

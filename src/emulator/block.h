@@ -72,11 +72,11 @@ struct PendingCopy {
   // it, and the time of issue.
   const SharedWrites* source = nullptr;
   uint32_t source_offset = 0, issued = 0;
-  // For boxes of a tensor: rows of 128 bytes, which are swizzled on their way. Of `valid_rows`, `row_stride` bytes
-  // apart, `valid_bytes` are read; all else becomes zero.
-  int32_t rows = 0, valid_rows = 0;
+  // For boxes of a tensor, heads of rows of 128 bytes, which are swizzled on their way: of `valid_rows` of each of
+  // `valid_heads`, `valid_bytes` are read; all else becomes zero.
+  int32_t heads = 0, rows = 0, valid_heads = 0, valid_rows = 0;
   uint32_t valid_bytes = 0;
-  int64_t row_stride = 0;
+  int64_t row_stride = 0, head_stride = 0;
 };
 
 /// Describes a pending cp.async.mbarrier.arrive, which arrives once the thread's copies before `end` have landed.

@@ -57,7 +57,7 @@ struct TensorMap {
   const std::byte* base;
   int64_t sizes[3];  // channels, rows, heads
   int64_t strides[2];
-  int32_t box_rows;
+  int32_t box_rows, box_heads;
 };
 
 /// Runs all blocks on all workers of the pool, and returns when they have ended. The first fault ends the launch and is

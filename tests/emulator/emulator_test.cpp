@@ -448,7 +448,8 @@ emulator::TensorMap tensor_map(int64_t channels) {
           .base = reinterpret_cast<const std::byte*>(global_memory.data()),
           .sizes = {channels, 4, 2},
           .strides = {128, 512},
-          .box_rows = 8};
+          .box_rows = 8,
+          .box_heads = 1};
 }
 template <int kChannel, int kRow, int kHead, bool kMade = true, uint32_t kTo = 1024, int kChannels = 64>
 void tensor_copy_of(const Pointers&) {

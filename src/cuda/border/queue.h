@@ -36,12 +36,12 @@ struct KernelEntry {
 };
 
 /// Describes heads of rows of 16-bit channels, [heads][rows][channels], for copies of boxes of 64 channels of
-/// `box_rows` rows of one head (ptx/tensor_copy.h). Strides are in bytes.
+/// `box_rows` rows of `box_heads` heads (ptx/tensor_copy.h). Strides are in bytes.
 struct RowTensor {
   const void* base = nullptr;
   int64_t channels = 0, rows = 0, heads = 0;
   int64_t row_stride = 0, head_stride = 0;
-  int32_t box_rows = 0;
+  int32_t box_rows = 0, box_heads = 1;
 };
 
 inline constexpr int32_t kBoxChannels = 64;
@@ -52,7 +52,7 @@ inline bool has_tensor_map(const RowTensor& tensor) {
   const auto is_size = [](int64_t size) { return size > 0 && size < int64_t{1} << 32; };
   return reinterpret_cast<uintptr_t>(tensor.base) % 16 == 0 && is_stride(tensor.row_stride) &&
          is_stride(tensor.head_stride) && is_size(tensor.channels) && is_size(tensor.rows) && is_size(tensor.heads) &&
-         tensor.box_rows > 0 && tensor.box_rows <= 256;
+         tensor.box_rows > 0 && tensor.box_rows <= 256 && tensor.box_heads > 0 && tensor.box_heads <= 256;
 }
 
 /// Holds what a tensor copy takes as its description: 128 bytes that the driver, or the emulator, makes. It is an

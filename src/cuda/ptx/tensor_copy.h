@@ -8,10 +8,10 @@
 
 namespace mla::MLA_CUDA_NAMESPACE::ptx {
 
-/// cp.async.bulk.tensor.3d: copies the box of 64 channels from `channel` on, of rows from `row` on, of one head, and
-/// reports its bytes to `bar`. Rows behind the tensor's last one, and
-/// channels behind its last, become zero, and count. `map` lies in the kernel's
-/// arguments; `to` is a multiple of 1,024, where the swizzle begins.
+/// cp.async.bulk.tensor.3d: copies the box of 64 channels from `channel` on, of rows from `row` on, of heads from
+/// `head` on, one head behind the other, and reports its bytes to `bar`. Heads and rows behind the tensor's last ones,
+/// and channels behind its last, become zero, and count. `map` lies in the kernel's arguments; `to` is a multiple of
+/// 1,024, where the swizzle begins.
 template <int kOn = kArch>
 MLA_DEVICE void tensor_copy(SharedAddress to, const void* map, int32_t channel, int32_t row, int32_t head,
                             SharedAddress bar MLA_PTX_SITE) {

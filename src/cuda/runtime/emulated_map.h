@@ -18,7 +18,8 @@ inline bool make_emulated_map(const RowTensor& tensor, TensorMap& map) {
                                     .base = static_cast<const std::byte*>(tensor.base),
                                     .sizes = {tensor.channels, tensor.rows, tensor.heads},
                                     .strides = {tensor.row_stride, tensor.head_stride},
-                                    .box_rows = tensor.box_rows};
+                                    .box_rows = tensor.box_rows,
+                                    .box_heads = tensor.box_heads};
   map = {};
   std::memcpy(&map, &made, sizeof made);
   return true;

@@ -133,7 +133,9 @@ bool StreamQueue::make_tensor_map(const RowTensor& tensor, TensorMap& map) const
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const cuuint64_t sizes[] = {size(tensor.channels), size(tensor.rows), size(tensor.heads)};
   const cuuint64_t strides[] = {size(tensor.row_stride), size(tensor.head_stride)};
-  const cuuint32_t box[] = {kBoxChannels, static_cast<cuuint32_t>(tensor.box_rows), 1}, steps[] = {1, 1, 1};
+  const cuuint32_t box[] = {kBoxChannels, static_cast<cuuint32_t>(tensor.box_rows),
+                            static_cast<cuuint32_t>(tensor.box_heads)},
+                   steps[] = {1, 1, 1};
   // Elements of 16 bits are copied as they are, whatever their type.
   return tensor_map_encoder()(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
                               const_cast<void*>(tensor.base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

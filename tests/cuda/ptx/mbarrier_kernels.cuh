@@ -92,11 +92,16 @@ struct CopiesWithBarriers : WrapperKernelBase<128, 1, 2 * 1024 + 256 + 32> {
   }
 };
 
-/// Copies two boxes of a tensor: out = the words of shared memory that they lie in. The first box ends behind the
-/// tensor's last channel, the second behind its last row.
+/// Copies two boxes of a tensor, of two heads each: out = the words of shared memory that they lie in. The first box
+/// ends behind the tensor's last channel, the second behind its last row and its last head.
 struct TensorCopies : WrapperKernelBase<32, 1, 2 * 2048 + 8> {
-  static constexpr cuda::RowTensor kTensor = {
-      .channels = 104, .rows = 21, .heads = 3, .row_stride = 320, .head_stride = 21 * 320 + 16, .box_rows = 16};
+  static constexpr cuda::RowTensor kTensor = {.channels = 104,
+                                              .rows = 21,
+                                              .heads = 3,
+                                              .row_stride = 320,
+                                              .head_stride = 21 * 320 + 16,
+                                              .box_rows = 8,
+                                              .box_heads = 2};
   struct Params {
     cuda::WrapperParams memory;
     cuda::TensorMap map;

@@ -400,19 +400,18 @@ void expect_copies_with_barriers(const Words& in, Words& out) {
 }
 
 void expect_tensor_copies(const Words& in, Words& out) {
-  constexpr size_t kChannelWords = 52, kRowWords = 80, kHeadWords = 21 * kRowWords + 4, kRows = 21;
+  constexpr size_t kChannelWords = 52, kRowWords = 80, kHeadWords = 21 * kRowWords + 4, kRows = 21, kHeads = 3;
   struct Box {
     size_t word, row, head;
   };
   constexpr Box kBoxes[] = {{32, 3, 1}, {0, 16, 2}};
   for (size_t box = 0; box < 2; ++box)
-    for (size_t row = 0; row < 16; ++row)
+    for (size_t i = 0; i < 16; ++i)
       for (size_t word = 0; word < 32; ++word) {
         const Box& from = kBoxes[box];
-        const size_t swizzled = (word / 4 ^ row % 8) * 4 + word % 4;
-        if (from.row + row < kRows && from.word + word < kChannelWords)
-          out[box * 512 + row * 32 + swizzled] =
-              in[from.head * kHeadWords + (from.row + row) * kRowWords + from.word + word];
+        const size_t head = from.head + i / 8, row = from.row + i % 8, swizzled = (word / 4 ^ i % 8) * 4 + word % 4;
+        if (head < kHeads && row < kRows && from.word + word < kChannelWords)
+          out[box * 512 + i * 32 + swizzled] = in[head * kHeadWords + row * kRowWords + from.word + word];
       }
 }
 
