@@ -78,6 +78,37 @@ bool has_rows(const cuda::AbsorbedArgs& args, const cuda::KeyPool& pool) {
   }
 }
 
+/// Describes the queries for tensor copies. Returns false where the heads of all tokens are no rows at the same
+/// distance, or latent and rotary channels, if they lie in the same pieces, not one behind the other.
+template <class Config>
+bool describe_queries(const cuda::Queue& queue, PairedArgs& params) {
+  const cuda::AbsorbedArgs& args = params.args;
+  const auto rows = [&](const void* base, int64_t pieces, int64_t stride_token, int64_t stride_head, int32_t box_rows,
+                        cuda::TensorMap& map) {
+    const int64_t num_rows = int64_t{args.num_tokens} * args.num_heads.value;
+    return stride_token == stride_head * args.num_heads.value && num_rows <= INT32_MAX &&
+           queue.make_tensor_map({.base = base,
+                                  .channels = Config::kPieceDims,
+                                  .rows = num_rows,
+                                  .heads = pieces,
+                                  .row_stride = stride_head * 2,
+                                  .head_stride = Config::kPieceRowBytes,
+                                  .box_rows = box_rows,
+                                  .box_heads = static_cast<int32_t>(pieces)},
+                                 map);
+  };
+  const int32_t d_ckv = args.pools[0].cache.d_ckv;
+  const bool in_pieces =
+      args.pools[0].cache.d_kpe == 0 || d_ckv == Config::kLatentDims ||
+      (args.q_pe == static_cast<const std::byte*>(args.q_nope) + d_ckv * 2 &&
+       args.q_pe_stride_token == args.q_nope_stride_token && args.q_pe_stride_head == args.q_nope_stride_head);
+  return in_pieces &&
+         rows(args.q_nope, Config::kLatentPieces, args.q_nope_stride_token, args.q_nope_stride_head,
+              Config::kQuantized ? Config::kAtomRows : Config::kRows, params.latent_queries) &&
+         (args.d_qk == Config::kLatentDims ||
+          rows(args.q_pe, 1, args.q_pe_stride_token, args.q_pe_stride_head, Config::kRows, params.rope_queries));
+}
+
 /// Describes the problem for the paired kernel. Returns false where it cannot compute it, or only slowly: of pages it
 /// copies boxes of at least 16 rows, and queries 16 bytes at a time.
 template <class Config>
@@ -86,7 +117,10 @@ bool describe(const cuda::Queue& queue, PairedArgs& params) {
   for (int i = 0; i < args.num_pools(); ++i)
     if (!has_rows<Config>(args, args.pools[i])) return false;
   if (args.q_dtype != Config::kType || !copies_queries(args) || !needs_only_scale(args.options)) return false;
-  if (args.sparse()) return true;
+  if (args.sparse()) {
+    params.copies_boxes_of_queries = describe_queries<Config>(queue, params);
+    return true;
+  }
   const core::Cache& cache = args.pools[0].cache;
   // Boxes of eight rows are possible, and up to 21 % slower than the other kernel (H200, 2026-11-30).
   constexpr int32_t kFewestBoxRows = 16;
@@ -110,7 +144,7 @@ struct Kernels {
       using Config = PairedConfig<Kernel::Config::kType, Kernel::Config::kQuantized>;
       static_assert(Config::kRows == Kernel::Config::kRows && Config::kPlanKeys == Kernel::Config::kPlanKeys &&
                     PairedKernel<Config>::kMinBlocks == Kernel::kMinBlocks && Kernel::kCluster == Config::kCluster);
-      PairedArgs params{.args = args, .keys = {}, .box_rows = 0};
+      PairedArgs params{.args = args};
       if (is_faster<Config>(args, queue.device()) && describe<Config>(queue, params)) {
         shape.shared_bytes = Config::kSharedBytes;
         return mla::MLA_CUDA_NAMESPACE::launch<PairedKernel<Config>>(queue, shape, params);

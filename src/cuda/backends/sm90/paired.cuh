@@ -3,9 +3,10 @@
 // value at once.
 //
 // Grid: persistent; a block computes the segments of its worker (work_list.h), 64 keys a step. Its three warpgroups:
-//   load   one: a thread describes units; queries come by cp.async; rows of pages by tensor copies, a piece of 64
-//          channels at a time, rows that are found by slots by cp.async. Quantized rows are decoded: each of the two
-//          blocks of a cluster, which have the same lists, decodes half of a step's keys for both
+//   load   one: a thread describes units; queries come by tensor copies or by cp.async; rows of pages by tensor
+//          copies, a piece of 64 channels at a time, rows that are found by slots by cp.async. Quantized rows are
+//          decoded: each of the two blocks of a cluster, which have the same lists, decodes half of a step's keys for
+//          both
 //   math   two: each has the scores and P of every second step, and the values of half of the channels of all steps,
 //          accumulators in registers
 // Shared memory: [queries][two stages of 64 rows][barriers, maxima, factors, ...]; paired_config.cuh has the numbers.
@@ -38,7 +39,7 @@ struct PairedKernel {
     ptx::allow_next_grid();
     const cuda::Share share = params.args.list.shares[ptx::block_index_x()];
     ptx::warm_parameters<kThreads / kWarpSize>(params);
-    PairedBlock<Config>(params.args).init();
+    PairedBlock<Config>(params.args).init(params.copies_boxes_of_queries);
     if (ptx::any(share.begin < share.end)) compute_all(params, share);
     // The other block may still tell this one that it has room, and its copies to that one have been read here.
     if constexpr (kCluster > 1) ptx::sync_cluster();

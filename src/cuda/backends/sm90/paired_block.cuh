@@ -15,6 +15,10 @@ struct PairedArgs {
   // Of dense attention only:
   cuda::TensorMap keys;  // of pages, which are the "heads" of the tensor
   int32_t box_rows;      // a power of two that divides the page size and the keys of a step
+  // In sparse attention queries come by tensor copies where all tokens' heads are rows at the same distance:
+  bool copies_boxes_of_queries;
+  cuda::TensorMap latent_queries;  // pieces of 64 channels are the "heads"; a box has all of them
+  cuda::TensorMap rope_queries;    // one piece
 };
 
 /// This is the base of all roles. Step n uses stage n % 2, and is the step of math warpgroup n % 2, its owner.
@@ -26,7 +30,7 @@ class PairedBlock : protected AbsorbedUnits<Config> {
   using Units::Units, Units::next_unit;
 
   /// Initializes barriers. All threads call it once, at the kernel's start.
-  MLA_DEVICE void init() const {
+  MLA_DEVICE void init(bool copies_boxes_of_queries) const {
     if (ptx::thread_index() == 0) {
       for (uint32_t stage = 0; stage < Config::kStages; ++stage) {
         for (int piece = 0; piece < Config::kPieces; ++piece)
@@ -36,7 +40,8 @@ class PairedBlock : protected AbsorbedUnits<Config> {
         ptx::mbarrier_init(s_done(stage), Config::kGroupWarps);
         ptx::mbarrier_init(p_full(stage), Config::kGroupWarps);
       }
-      ptx::mbarrier_init(q_full(), (Config::kGroupWarps - first_query_warp()) * kWarpSize);
+      ptx::mbarrier_init(q_full(),
+                         copies_boxes_of_queries ? 1 : (Config::kGroupWarps - first_query_warp()) * kWarpSize);
       ptx::mbarrier_init(q_empty(), Config::kMathWarps);
       Units::init_unit_barriers();
       ptx::fence_mbarrier_init();

@@ -27,7 +27,7 @@ class PairedDecodeRole : PairedLoadBase<Config> {
 
   /// `to_other` leads from this block's shared memory to the other block's, in bytes.
   MLA_DEVICE PairedDecodeRole(const PairedArgs& args, const cuda::Share& share, ptx::SharedAddress to_other)
-      : Load(args.args, share), to_other_(to_other) {}
+      : Load(args, share), to_other_(to_other) {}
 
   MLA_DEVICE void compute() {
     begin_unit();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The load role of the paired wgmma kernel loads queries and rows. Rows of pages come by tensor copies, which one
-// thread issues; meanwhile another warp finds which keys the rows see where not all rows see all keys of a step. Rows
-// that are found by slots come by cp.async of all warps.
+// The load role of the paired wgmma kernel loads queries and rows. Rows of pages, and queries that lie one behind the
+// other, come by tensor copies, which one thread issues; meanwhile another warp finds which keys the rows see where not
+// all rows see all keys of a step. Rows that are found by slots come by cp.async of all warps.
 #pragma once
 
 #include "cuda/backends/sm90/paired_block.cuh"
@@ -15,18 +15,62 @@ class PairedLoadBase : protected LoadRoleBase<Config, PairedBlock<Config>> {
   using Base = LoadRoleBase<Config, Block>;
 
  public:
-  using Base::Base, Base::next_unit;
+  using Base::next_unit;
+
+  MLA_DEVICE PairedLoadBase(const PairedArgs& args, const cuda::Share& share) : Base(args.args, share), paired_(args) {}
 
  protected:
   using Block::args_, Block::unit;
   static constexpr int kTurnRows = 4;  // rows that a warp copies at once
 
+  /// Loads the unit's queries; all load warps call it.
+  MLA_DEVICE void load_queries() const {
+    const int warp = ptx::shuffle(ptx::warp(), 0);
+    if (paired_.copies_boxes_of_queries) {
+      if (warp == Config::kGroupWarps - 1) copy_boxes_of_queries();
+    } else if (warp >= Block::first_query_warp()) {
+      copy_queries();
+    }
+  }
+
+  MLA_DEVICE void wait_for_room(uint32_t n, int half) const {
+    if (n >= Config::kStages) ptx::mbarrier_wait(Block::kv_empty(n, half), Block::parity(n - Config::kStages));
+  }
+
+  const PairedArgs& paired_;
+
+ private:
+  MLA_DEVICE void wait_for_query_room() const {
+    const int number = Block::unit_number();
+    if (number > 0) ptx::mbarrier_wait(Block::q_empty(), Block::query_parity(number - 1));
+  }
+
+  /// Copies 64 rows from the unit's first one on. Those that the unit lacks are rows of the next request, whose results
+  /// nobody stores.
+  MLA_DEVICE void copy_boxes_of_queries() const {
+    constexpr int kBoxes = Config::kQuantized ? Config::kRows / Config::kAtomRows : 1;  // of latent channels
+    wait_for_query_room();
+    if (!ptx::elect()) return;
+    const UnitRows& rows = unit().rows;
+    const int32_t request = rows.token_begin * args_.num_heads.value;
+    const int pieces = Block::has_rope() ? Config::kPieces : Config::kLatentPieces;
+    ptx::mbarrier_arrive_expect_bytes(Block::q_full(), static_cast<uint32_t>(pieces * Config::kPieceBytes));
+    MLA_NO_UNROLL
+    for (int box = 0; box < kBoxes; ++box) {
+      const int32_t row = std::min(rows.row_begin + box * Config::kAtomRows, rows.num_rows - 1);
+      ptx::tensor_copy(Block::queries() + static_cast<uint32_t>(box * Config::kEightRowsBytes), &paired_.latent_queries,
+                       0, request + row, 0, Block::q_full());
+    }
+    if (Block::has_rope())
+      ptx::tensor_copy(Block::queries() + Config::kRopeOffset, &paired_.rope_queries, 0, request + rows.row_begin, 0,
+                       Block::q_full());
+  }
+
   /// Copies the warp's part of the queries: eight lanes copy 128 bytes of a row, four rows in a turn. There is no cache
   /// hint: with one, ptxas 13.0 writes an instruction that faults where the shared address lies in a uniform register
   /// (docs/notebook/2026-11-29-paired-again.md).
-  MLA_DEVICE void load_queries() const {
-    const int number = Block::unit_number();
-    if (number > 0) ptx::mbarrier_wait(Block::q_empty(), Block::query_parity(number - 1));
+  MLA_DEVICE void copy_queries() const {
+    wait_for_query_room();
     const int first_warp = Block::first_query_warp(), chunk = ptx::lane() & 7;
     const int rows = Config::kRows / (Config::kGroupWarps - first_warp);  // 32 or 16
     const int first = (ptx::warp() - first_warp) * rows;
@@ -57,10 +101,6 @@ class PairedLoadBase : protected LoadRoleBase<Config, PairedBlock<Config>> {
     }
     ptx::mbarrier_arrive_after_copies(Block::q_full());
   }
-
-  MLA_DEVICE void wait_for_room(uint32_t n, int half) const {
-    if (n >= Config::kStages) ptx::mbarrier_wait(Block::kv_empty(n, half), Block::parity(n - Config::kStages));
-  }
 };
 
 /// Loads queries and rows of 16 bits.
@@ -71,21 +111,17 @@ class PairedLoadRole : PairedLoadBase<Config> {
   using Base = LoadRoleBase<Config, Block>;
   using Base::kWarpKeys, Base::place_;
   using Block::args_, Block::unit;
-  using Load::kTurnRows, Load::load_queries, Load::wait_for_room;
+  using Load::kTurnRows, Load::load_queries, Load::paired_, Load::wait_for_room;
 
  public:
-  using Base::next_unit;
-
-  MLA_DEVICE PairedLoadRole(const PairedArgs& args, const cuda::Share& share) : Load(args.args, share), paired_(args) {}
+  using Base::next_unit, Load::Load;
 
   MLA_DEVICE void compute() {
     const int warp = ptx::shuffle(ptx::warp(), 0);
     const bool by_slots = args_.sparse();
-    if (by_slots) {
-      Base::begin_unit();
-      Base::find_next();
-    }
-    if (warp >= Block::first_query_warp()) load_queries();
+    if (by_slots) Base::begin_unit();
+    load_queries();
+    if (by_slots) Base::find_next();
     if (by_slots)
       load_slots();
     else if (warp == 0)
@@ -96,8 +132,6 @@ class PairedLoadRole : PairedLoadBase<Config> {
   }
 
  private:
-  // Rows.
-
   // Rows of pages.
 
   MLA_DEVICE void load_pages() const {
@@ -242,8 +276,6 @@ class PairedLoadRole : PairedLoadBase<Config> {
     for (int r = ptx::lane(); r < Config::kRows; r += kWarpSize)
       Block::masks(n)[r] = RowScores(args_, unit().segment, unit().rows.row(args_, r)).visible_keys(first, exist);
   }
-
-  const PairedArgs& paired_;
 };
 
 }  // namespace mla::MLA_CUDA_NAMESPACE::sm90
