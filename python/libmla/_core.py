@@ -47,14 +47,25 @@ def data(name: str, *arguments: Any) -> Any:
 
 
 _numbers = itertools.count(1)
-numbered: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+_numbered: dict[int, weakref.ref[Any]] = {}
+_NUMBERS_BETWEEN_SWEEPS = 1024
 
 
 def number(thing: object) -> int:
-    """Returns a new number, by which torch's graphs name a Plan or a Context while it lives."""
+    """Returns a new number, by which torch's graphs name a Plan, a Context or a FlashMLASchedMeta while it lives."""
     chosen = next(_numbers)
-    numbered[chosen] = thing
+    # A WeakValueDictionary does the same but takes 0.6 us longer (Zen 4, 2026-11-30), which a call may take for each.
+    _numbered[chosen] = weakref.ref(thing)
+    if chosen % _NUMBERS_BETWEEN_SWEEPS == 0:
+        for old in [old for old, reference in list(_numbered.items()) if reference() is None]:
+            _numbered.pop(old, None)
     return chosen
+
+
+def numbered(chosen: int) -> Any:
+    """Returns what has that number, or None if it lives no more."""
+    reference = _numbered.get(chosen)
+    return None if reference is None else reference()
 
 
 def version() -> str:

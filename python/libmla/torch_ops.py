@@ -287,7 +287,7 @@ def _number(thing: Any) -> int:
 def _numbered(number: int) -> Any:
     if number == 0:
         return None
-    found = _core.numbered.get(number)
+    found = _core.numbered(number)
     if found is None:
         raise RuntimeError("the Plan or Context that the compiled function was made with is gone")
     return found

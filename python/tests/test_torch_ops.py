@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import io
 import subprocess
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import example_calls
 import libmla
-from libmla import torch_ops
+from libmla import _core, torch_ops
 from small_problems import decode_problem
 
 CALLS = example_calls.calls()
@@ -393,3 +394,18 @@ assert "libmla.torch_ops" in sys.modules
 """
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
+
+
+def test_numbers_name_things_while_they_live() -> None:
+    context = libmla.Context(num_threads=1)
+    number = context._number
+    assert _core.numbered(number) is context
+    others = [_core.number(context) for _ in range(3000)]  # which sweeps
+    assert len(set(others)) == 3000 and _core.numbered(number) is context
+    del context
+    gc.collect()
+    assert _core.numbered(number) is None and _core.numbered(others[-1]) is None
+    kept = libmla.Context(num_threads=1)
+    for _ in range(3000):
+        _core.number(kept)
+    assert number not in _core._numbered
