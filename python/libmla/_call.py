@@ -21,14 +21,14 @@ calling_names = _names.get
 _torch: Any = sys.modules.get("torch")
 gradients: Callable[[], bool] = (lambda: False) if _torch is None else _torch.is_grad_enabled
 compiling: Callable[[], bool] = (lambda: False) if _torch is None else _torch.compiler.is_compiling
-_TORCH_TENSORS = frozenset() if _torch is None else frozenset((_torch.Tensor, _torch.nn.Parameter))
+TORCH_TENSORS = frozenset() if _torch is None else frozenset((_torch.Tensor, _torch.nn.Parameter))
 
 
 def refuse_gradients(name: str, arguments: tuple[Any, ...]) -> None:
     """Raises TypeError for torch tensors that require a gradient: it would silently be lost."""
     for argument in arguments:
         # Most are None, which is told soonest.
-        if argument is not None and type(argument) in _TORCH_TENSORS and argument.requires_grad:
+        if argument is not None and type(argument) in TORCH_TENSORS and argument.requires_grad:
             raise TypeError(
                 f"{name}: expected tensors without requires_grad, got one that has it: libmla is for inference only "
                 "(call it under torch.no_grad() or torch.inference_mode(), or detach() the tensor)"
@@ -38,7 +38,7 @@ def refuse_gradients(name: str, arguments: tuple[Any, ...]) -> None:
 def refuse_without_memory(name: str, arguments: tuple[Any, ...]) -> None:
     """Raises TypeError for torch tensors that DLPack cannot hand over; the message says their layout and device."""
     for argument in arguments:
-        if type(argument) in _TORCH_TENSORS and (argument.is_meta or argument.layout is not _torch.strided):
+        if type(argument) in TORCH_TENSORS and (argument.is_meta or argument.layout is not _torch.strided):
             raise TypeError(
                 f"{name}: expected strided tensors on the CPU or a CUDA device, got one of layout {argument.layout} on "
                 f"device {argument.device}"

@@ -86,12 +86,18 @@ class Plan:
         args: tuple[Any, ...],
         named: dict[str, Any],
     ) -> Plan:
+        plan = cls._of(operation, _new(None if context is None else context._handle, workspace), workspace)
+        plan.update(*args, **named)
+        return plan
+
+    @classmethod
+    def _of(cls, operation: str, handle: Any, workspace: Tensor | None = None) -> Plan:
+        """Returns the plan that a handle of the library stands for."""
         plan = cls.__new__(cls)
-        plan._handle = _new(None if context is None else context._handle, workspace)
+        plan._handle = handle
         plan._operation = operation
         plan._workspace = workspace
         plan._number = _core.number(plan)
-        plan.update(*args, **named)
         return plan
 
     def update(self, *args: Any, **named: Any) -> None:

@@ -91,6 +91,8 @@ class Arguments {
     wrong_type(field, expected, value);
   }
   ffi::AnyView any(Field field) { return next(field); }
+  /// Returns the tensor that an argument is. `expected` is the type of its elements, for errors; kNone: any.
+  TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
   bool next_is_none() const { return read_ < args_.size() && is_none(args_[read_]); }
 
   const char* operation() const { return operation_; }
@@ -131,7 +133,6 @@ class Arguments {
 
  private:
   [[noreturn]] void wrong_version() const;
-  TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
   /// Returns the status as the caller's callers are to read it.
   Status for_callers(const Status& status) const;
 

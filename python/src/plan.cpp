@@ -81,6 +81,14 @@ Call Call::read(Arguments& args) {
   return {args, plan, draft, choose_context(context, draft != nullptr ? draft : plan)};
 }
 
+Call Call::with(const Arguments& args, const PlanObj* plan) {
+  return {args, plan, nullptr, choose_context(nullptr, plan)};
+}
+
+Call Call::planning(const Arguments& args, PlanObj& draft) {
+  return {args, nullptr, &draft, choose_context(nullptr, &draft)};
+}
+
 Stream Call::stream(Device device) const {
   if (!on_gpu(device)) return {};
   return {TVMFFIEnvGetStream(kDLCUDA, device.index)};

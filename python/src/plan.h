@@ -51,6 +51,10 @@ class DraftObj : public ffi::Object {
 class Call {
  public:
   static Call read(Arguments& args);
+  /// Makes a call that does not carry them: in the process's own context, with a plan unless that is null.
+  static Call with(const Arguments& args, const PlanObj* plan);
+  /// Does the same for a call that is not run but planned, into `draft`.
+  static Call planning(const Arguments& args, PlanObj& draft);
 
   Outputs::Memory outputs() const { return draft_ != nullptr ? Outputs::Memory::kLater : Outputs::Memory::kNow; }
 

@@ -11,14 +11,15 @@ sparse prefill, tensors on the CPU and on any GPU that libmla supports.
 Arguments that cannot work raise ValueError or TypeError, and what no backend can do raises libmla.UnsupportedError.
 """
 
-import dataclasses
 from typing import Any
 
 import torch
 
 import libmla
-from libmla._call import calling
-from libmla.flash_mla.caches import kv_cache
+from libmla import _core
+from libmla._call import TORCH_TENSORS, calling, compiling, gradients, refuse_gradients, refuse_without_memory
+from libmla.flash_mla.metadata import FlashMLASchedMeta
+from libmla.flash_mla.traced import traced_flash_mla_with_kvcache
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -30,43 +31,8 @@ __all__ = [
     "get_mla_metadata",
 ]
 
-
-@dataclasses.dataclass
-class FlashMLASchedMeta:
-    """Holds a plan, which the first call of flash_mla_with_kvcache that is given it makes, and the next ones use.
-
-    Calls that share it have equal shapes and equal values of cache_seqlens. On a GPU, a first call inside a captured
-    graph puts the planning into the graph. Setting `tile_scheduler_metadata` to None, or `have_initialized` to False,
-    plans again.
-    """
-
-    @dataclasses.dataclass
-    class Config:
-        """Holds what the calls that share a plan have in common; topk and extra_ fields are None if not given."""
-
-        b: int
-        s_q: int
-        h_q: int
-        page_block_size: int
-        h_k: int
-
-        causal: bool
-        is_fp8_kvcache: bool
-        topk: int | None
-
-        extra_page_block_size: int | None
-        extra_topk: int | None
-
-        enable_batch_invariant: bool = False
-
-    have_initialized: bool = False
-
-    config: Config | None = None
-
-    tile_scheduler_metadata: torch.Tensor | None = None  # the plan's workspace
-    num_splits: torch.Tensor | None = None  # [1] int32: partial states to be merged
-
-    plan: libmla.Plan | None = dataclasses.field(default=None, repr=False, compare=False)
+_library = _core.function("flash_mla_with_kvcache")
+_DIMS_OF_Q = "batch_size, seq_len_q, num_heads_q, head_dim"
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
@@ -74,21 +40,6 @@ def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None
     return FlashMLASchedMeta(), None
 
 
-@calling(
-    {
-        "kv_len": "cache_seqlens",
-        "cache": "k_cache",
-        "cache.kv": "k_cache",
-        "cache.ckv_scale": "descale_k",
-        "extra_cache": "extra_k_cache",
-        "extra_cache.kv": "extra_k_cache",
-        "extra_cache.ckv_scale": "descale_k",
-        "extra_indices": "extra_indices_in_kvcache",
-        "q_scale": "descale_q",
-        "sm_scale": "softmax_scale",
-        "out": "head_dim_v",
-    }
-)
 def flash_mla_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -142,52 +93,74 @@ def flash_mla_with_kvcache(
     """
     if num_splits is not None:
         raise ValueError("num_splits: expected None: how requests are split is in tile_scheduler_metadata")
-    _expect_dims("q", q, "batch_size, seq_len_q, num_heads_q, head_dim")
-    _expect_dims("k_cache", k_cache, "num_blocks, page_block_size, num_heads_k, width")
-    b, s_q, h_q, d_qk = q.shape
-    _, page_size, h_k, _ = k_cache.shape
-    group = _heads_per_kv_head(h_q, h_k)
-    if indices is None:
-        sparse = (extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length)
-        operation, options = "decode", _dense_options(block_table, cache_seqlens, causal, sparse)
+    traced = type(q) not in TORCH_TENSORS or compiling()
+    if traced:
+        _expect_dims("q", q, _DIMS_OF_Q)
+    shape = q.shape
+    if len(shape) != 4:
+        _expect_dims("q", q, _DIMS_OF_Q)
+    b, s_q, h_q, _ = shape
+    scattered = s_q > 1 and b > 1
+    if scattered:
+        q, indices, extra_indices_in_kvcache, topk_length, extra_topk_length = (
+            _at_one_stride(x, s_q) for x in (q, indices, extra_indices_in_kvcache, topk_length, extra_topk_length)
+        )
+    out_is_new = out is None
+    if out_is_new:
+        if q.dtype is torch.float8_e4m3fn:
+            out = q.new_empty(b, s_q, h_q, head_dim_v, dtype=torch.bfloat16)
+        else:
+            out = q.new_empty(b, s_q, h_q, head_dim_v)
+    if s_q == 1 or (b == 1 and indices is None):
+        lse = q.new_empty(b, h_q, s_q, dtype=torch.float32)
     else:
-        rest = (topk_length, extra_indices_in_kvcache, extra_topk_length)
-        operation, options = "decode_sparse", _sparse_options(b, s_q, h_k, causal, indices, extra_k_cache, rest)
-    topk = None if indices is None else indices.shape[2]
-    extra_page_size = None if extra_k_cache is None else extra_k_cache.shape[1]
-    extra_topk = None if extra_indices_in_kvcache is None else extra_indices_in_kvcache.shape[2]
-    config = FlashMLASchedMeta.Config(
-        b, s_q, h_q, page_size, h_k, causal, is_fp8_kvcache, topk, extra_page_size, extra_topk, enable_batch_invariant
+        lse = q.new_empty(b, s_q, h_q, dtype=torch.float32).transpose(1, 2)
+    metadata: Any = None
+    if tile_scheduler_metadata is not None:
+        if not isinstance(tile_scheduler_metadata, FlashMLASchedMeta):
+            raise TypeError(
+                "tile_scheduler_metadata: expected the FlashMLASchedMeta that get_mla_metadata returns, got "
+                f"{type(tile_scheduler_metadata).__name__}"
+            )
+        metadata = tile_scheduler_metadata._handle
+        if metadata is None:
+            metadata = tile_scheduler_metadata._start()
+    call = _library
+    if traced:
+        call = traced_flash_mla_with_kvcache
+        metadata = 0 if metadata is None else tile_scheduler_metadata._number
+    arguments = (
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        head_dim_v,
+        metadata,
+        softmax_scale,
+        causal,
+        is_fp8_kvcache,
+        indices,
+        attn_sink,
+        extra_k_cache,
+        extra_indices_in_kvcache,
+        topk_length,
+        extra_topk_length,
+        out,
+        out_is_new,
+        enable_batch_invariant,
+        kv_format,
+        descale_q,
+        descale_k,
+        lse,
     )
-    plan = _known_plan(tile_scheduler_metadata, config)
-    options["batch_invariant"] = enable_batch_invariant
-    options["sm_scale"] = d_qk**-0.5 if softmax_scale is None else softmax_scale
-    options["q_scale"] = descale_q
-    options["lse_inf_without_keys"] = True
-    rows = q.reshape(b * s_q, h_q, d_qk)
-    if out is None:
-        out_rows = q.new_empty(b * s_q, h_q, head_dim_v, dtype=_out_dtype(q))
-        out = out_rows.view(b, s_q, h_q, head_dim_v)
-    else:
-        out_rows = _rows_of(out, (b, s_q, h_q, head_dim_v), _out_dtype(q))
-    lse = q.new_empty(b * s_q, h_q, dtype=torch.float32)
-    for kv_head in range(h_k):
-        q_heads, options["out"], options["lse"], options["attn_sink"] = rows, out_rows, lse, attn_sink
-        if h_k > 1:
-            heads = slice(kv_head * group, (kv_head + 1) * group)
-            q_heads, options["out"], options["lse"] = rows[:, heads], out_rows[:, heads], lse[:, heads]
-            options["attn_sink"] = None if attn_sink is None else attn_sink[heads]
-        form = (kv_head, d_qk, is_fp8_kvcache, descale_k, kv_format)
-        options["cache"] = kv_cache("k_cache", k_cache, *form)
-        if extra_k_cache is not None:
-            options["extra_cache"] = kv_cache("extra_k_cache", extra_k_cache, *form)
-        if plan is None and tile_scheduler_metadata is not None:
-            plan = getattr(libmla.Plan, operation)(q_heads, **options)
-        getattr(libmla, operation)(q_heads, plan=plan, **options)
-    if tile_scheduler_metadata is not None and plan is not None:
-        _remember(tile_scheduler_metadata, config, plan, q.device)
-    lse = lse.as_strided((b, h_q, s_q), (s_q * h_q, 1, h_q))
-    return out, lse if operation == "decode_sparse" else lse.contiguous()
+    if gradients():
+        refuse_gradients("flash_mla_with_kvcache", arguments)
+    try:
+        call(*arguments)
+    except RuntimeError:
+        refuse_without_memory("flash_mla_with_kvcache", arguments)
+        raise
+    return out, lse.contiguous() if scattered and indices is None else lse
 
 
 @calling({"out": "d_v"})
@@ -387,92 +360,6 @@ def _prefill(
     return out, lse
 
 
-def _dense_options(
-    block_table: torch.Tensor | None, cache_seqlens: torch.Tensor | None, causal: bool, sparse: tuple[Any, ...]
-) -> dict[str, Any]:
-    names = ("extra_k_cache", "extra_indices_in_kvcache", "topk_length", "extra_topk_length")
-    for name, value in zip(names, sparse, strict=True):
-        if value is not None:
-            raise ValueError(f"{name}: has a meaning only with indices, that is in sparse attention")
-    for name, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-        if value is None:
-            raise ValueError(f"{name}: missing; without indices, all keys of a request are read")
-    return {"kv_len": cache_seqlens, "block_table": block_table, "causal": causal}
-
-
-def _sparse_options(
-    b: int,
-    s_q: int,
-    h_k: int,
-    causal: bool,
-    indices: torch.Tensor,
-    extra_k_cache: torch.Tensor | None,
-    rest: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-) -> dict[str, Any]:
-    topk_length, extra_indices, extra_topk_length = rest
-    if causal:
-        raise ValueError("causal: indices already say what a query sees; expected False with them")
-    options: dict[str, Any] = {
-        "indices": _flat_indices("indices", indices, b, s_q),
-        "topk_length": None if topk_length is None else topk_length.flatten(),
-        "topk_length_per": _length_per(topk_length),
-    }
-    if extra_k_cache is None:
-        for name, value in (
-            ("extra_indices_in_kvcache", extra_indices),
-            ("extra_topk_length", extra_topk_length),
-        ):
-            if value is not None:
-                raise ValueError(f"{name}: has a meaning only with extra_k_cache")
-        return options
-    if extra_indices is None:
-        raise ValueError("extra_indices_in_kvcache: missing; extra_k_cache needs it")
-    _expect_dims("extra_k_cache", extra_k_cache, "num_blocks, page_block_size, num_heads_k, width")
-    if extra_k_cache.shape[2] != h_k:
-        raise ValueError(f"extra_k_cache: expected {h_k} KV heads, as in k_cache, got {extra_k_cache.shape[2]}")
-    options["extra_indices"] = _flat_indices("extra_indices_in_kvcache", extra_indices, b, s_q)
-    options["extra_topk_length"] = None if extra_topk_length is None else extra_topk_length.flatten()
-    options["extra_topk_length_per"] = _length_per(extra_topk_length)
-    return options
-
-
-def _length_per(lengths: torch.Tensor | None) -> str:
-    """Says what lengths belong to: [b] to requests, [b, s_q] to query tokens."""
-    return "request" if lengths is None or lengths.ndim == 1 else "token"
-
-
-def _known_plan(meta: FlashMLASchedMeta | None, config: FlashMLASchedMeta.Config) -> libmla.Plan | None:
-    if meta is None:
-        return None
-    if not isinstance(meta, FlashMLASchedMeta):
-        raise TypeError(
-            "tile_scheduler_metadata: expected the FlashMLASchedMeta that get_mla_metadata returns, got "
-            f"{type(meta).__name__}"
-        )
-    if not meta.have_initialized or meta.tile_scheduler_metadata is None:
-        return None
-    if meta.config != config:
-        name = next(
-            f.name for f in dataclasses.fields(config) if getattr(meta.config, f.name) != getattr(config, f.name)
-        )
-        raise ValueError(
-            f"tile_scheduler_metadata: planned for {name} {getattr(meta.config, name)}, used with "
-            f"{getattr(config, name)}; calls that share it have equal shapes and lengths: take another one from "
-            "get_mla_metadata"
-        )
-    return meta.plan
-
-
-def _remember(
-    meta: FlashMLASchedMeta, config: FlashMLASchedMeta.Config, plan: libmla.Plan, device: torch.device
-) -> None:
-    if meta.plan is plan:
-        return
-    meta.config, meta.plan, meta.have_initialized = config, plan, True
-    meta.tile_scheduler_metadata = torch.from_dlpack(plan.workspace)
-    meta.num_splits = torch.full((1,), plan.num_splits, dtype=torch.int32, device=device)
-
-
 def _expect_dims(name: str, tensor: torch.Tensor, dims: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a torch tensor [{dims}], got {type(tensor).__name__}")
@@ -486,28 +373,16 @@ def _heads_per_kv_head(h_q: int, h_kv: int) -> int:
     return h_q // h_kv
 
 
-def _flat_indices(name: str, indices: torch.Tensor, b: int, s_q: int) -> torch.Tensor:
-    _expect_dims(name, indices, "batch_size, seq_len_q, topk")
-    if indices.shape[:2] != (b, s_q):
-        raise ValueError(f"{name}: expected [{b}, {s_q}, topk], got shape {tuple(indices.shape)}")
-    return indices.reshape(b * s_q, indices.shape[2])
+def _at_one_stride(rows: Any, s_q: int) -> Any:
+    """Returns a tensor [b, s_q, ...] with all query tokens at one stride, a copy if they are not; others as they are."""
+    if not isinstance(rows, torch.Tensor) or rows.dim() < 2 or rows.stride(0) == s_q * rows.stride(1):
+        return rows
+    return rows.contiguous()
 
 
 def _expect_output(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out: expected {list(shape)} of {dtype}, got {list(out.shape)} of {out.dtype}")
-
-
-def _rows_of(out: torch.Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns an output [b, s_q, h_q, d_v] as [b * s_q, h_q, d_v], in its memory."""
-    _expect_output(out, shape, dtype)
-    b, s_q = shape[:2]
-    if b > 1 and s_q > 1 and out.stride(0) != s_q * out.stride(1):
-        raise ValueError(
-            f"out: expected the queries of all requests at one stride, {s_q} * {out.stride(1)} in dimension 0, got "
-            f"{out.stride(0)}"
-        )
-    return out.view(b * s_q, *shape[2:])
 
 
 def _out_dtype(q: torch.Tensor) -> torch.dtype:
