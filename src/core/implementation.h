@@ -29,22 +29,41 @@ namespace mla::core {
 /// does not fit is cut.
 class Reason {
  public:
-  Reason() = default;
-  Reason(const char* text) : Reason(format("{}", text)) {}  // NOLINT(google-explicit-constructor): it is a string
+  /// While one exists, reasons of its thread are not put into words: they say only that there is a reason. Selection
+  /// asks every row in every call and needs no words, which are most of what a verdict costs.
+  class WithoutWords {
+   public:
+    WithoutWords() : before_(std::exchange(without_words_, true)) {}
+    ~WithoutWords() { without_words_ = before_; }
+    WithoutWords(const WithoutWords&) = delete;
+    WithoutWords& operator=(const WithoutWords&) = delete;
 
+   private:
+    bool before_;
+  };
+
+  Reason() = default;
+  Reason(const char* text)  // NOLINT(google-explicit-constructor): it is a string
+      : Reason(*text == '\0' ? Reason() : format("{}", text)) {}
+
+  /// Formats a text, which must not come out empty.
   template <class... Args>
   static Reason format(fmt::format_string<Args...> text, Args&&... args) {
     Reason reason;
-    reason.size_ = format_args_to(reason.text_, text, fmt::make_format_args(args...));
+    reason.given_ = true;
+    if (!without_words_) reason.size_ = format_args_to(reason.text_, text, fmt::make_format_args(args...));
     return reason;
   }
 
-  bool empty() const { return size_ == 0; }
+  bool empty() const { return !given_; }
   std::string str() const { return {text_.data(), size_}; }
 
  private:
+  static inline thread_local bool without_words_ = false;
+
   std::array<char, 160> text_ = {};
   size_t size_ = 0;
+  bool given_ = false;
 };
 
 /// Returns why no backend can run a problem whose row width is not the one that its format fixes; empty if there is

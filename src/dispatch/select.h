@@ -76,11 +76,14 @@ template <class Row>
 const Row* select(std::span<const Row> rows, const Problem& problem, const Forced& force, Status& error) {
   const Admitted<Row> admitted(rows, force.backend);
   const Row* first = nullptr;  // that can run it
-  for (const Row& row : rows) {
-    if (!admitted(row)) continue;
-    const core::Verdict verdict = row.verdict(problem);
-    if (verdict.usable && !verdict.yields) return &row;
-    if (verdict.usable && first == nullptr) first = &row;
+  {
+    const core::Reason::WithoutWords without_words;
+    for (const Row& row : rows) {
+      if (!admitted(row)) continue;
+      const core::Verdict verdict = row.verdict(problem);
+      if (verdict.usable && !verdict.yields) return &row;
+      if (verdict.usable && first == nullptr) first = &row;
+    }
   }
   if (first != nullptr) return first;
 

@@ -73,6 +73,33 @@ TEST(Select, TakesTheFirstThatCan) {
   EXPECT_EQ(chosen({.num_heads = 17}, "reference"), "reference");
 }
 
+TEST(Select, ReasonsHaveWordsOnlyWhereNoRowCan) {
+  static std::string said;
+  const auto tells = [](const Problem&) {
+    const core::Verdict verdict{false, "never"};
+    EXPECT_FALSE(verdict.reason.empty());
+    said += verdict.reason.str();
+    return verdict;
+  };
+  const FakeRow rows[] = {{"first", tells}, {"second", few_heads}};
+  Status status;
+  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(rows), {.num_heads = 1}, {}, status)->name, "second");
+  EXPECT_EQ(said, "");
+  EXPECT_EQ(core::Reason("afterwards").str(), "afterwards");
+  EXPECT_EQ(dispatch::select(std::span<const FakeRow>(rows), {.num_heads = 17}, {}, status), nullptr);
+  EXPECT_EQ(said, "never");
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("first: never"), HasSubstr("second: takes 16 heads")));
+}
+
+TEST(Reason, IsEmptyWithoutText) {
+  EXPECT_TRUE(core::Reason().empty());
+  EXPECT_TRUE(core::Reason("").empty());
+  EXPECT_EQ(core::Reason::format("{} heads", 3).str(), "3 heads");
+  const core::Reason::WithoutWords without_words;
+  EXPECT_TRUE(core::Reason("").empty());
+  EXPECT_FALSE(core::Reason("text").empty());
+}
+
 TEST(Select, ARowThatYieldsRunsIfItIsForcedOrAlone) {
   constexpr FakeRow kYielding[] = {{"cpu_large", yes_but_yields}, {"cpu_small", few_heads}, {"reference", no}};
   const auto choose = [&](int64_t num_heads, std::string_view force) {
