@@ -15,6 +15,7 @@
 #include "cuda/runtime/stream_queue.h"
 #include "dispatch/context.h"
 #include "dispatch/guard.h"
+#include "dispatch/problems.h"
 #include "dispatch/shared_prefix.h"
 #include "mla/fields.h"
 
@@ -157,67 +158,6 @@ template <class O>
 constexpr bool kHasLengths = requires(const typename O::Args& args) {
   O::kv_len(args, 0);
 };
-
-Problem problem_of(const core::MergeStatesArgs& a, Device device) {
-  return {Op::kMergeStates, device, a.partial_dtype, CacheFormat::kBF16, a.num_heads, a.d_v, a.d_v};
-}
-/// Returns the problem of an operation that brings rows of `dtype` to or from a cache.
-Problem cache_problem(Op op, Device device, DType dtype, const core::Cache& cache, int64_t num_heads = 1) {
-  return {op, device, dtype, cache.format, num_heads, cache.d_ckv + cache.d_kpe, cache.d_ckv};
-}
-Problem problem_of(const core::AppendArgs& a, Device device) {
-  return cache_problem(Op::kAppend, device, a.dtype, a.cache);
-}
-Problem problem_of(const core::AppendRopeArgs& a, Device device) {
-  return cache_problem(Op::kAppendRope, device, a.dtype, a.cache, std::max(a.num_heads, 1));
-}
-Problem problem_of(const core::GatherArgs& a, Device device) {
-  return cache_problem(Op::kGather, device, a.out_dtype, a.cache);
-}
-Problem problem_of(const core::CopyPagesArgs& a, Device device) {
-  return cache_problem(Op::kCopyPages, device, DType::kBF16, a.to);
-}
-Problem problem_of(const core::BlockTableToCsrArgs&, Device device) {
-  return {.op = Op::kBlockTableToCsr, .device = device};
-}
-Problem problem_of(const core::PhysicalSlotsArgs&, Device device) {
-  return {.op = Op::kPhysicalSlots, .device = device};
-}
-/// Returns the problem of an operation on the indexer's keys, which are as wide as their layout says.
-Problem indexer_problem(Op op, Device device, DType dtype, int64_t num_heads, const core::IndexerPages& cache) {
-  Problem problem = {
-      op, device, dtype, CacheFormat::kBF16, num_heads, kIndexerLayout.head_dim, kIndexerLayout.head_dim};
-  problem.indexer_format = cache.format;
-  return problem;
-}
-Problem problem_of(const core::AppendIndexerArgs& a, Device device) {
-  return indexer_problem(Op::kAppendIndexer, device, a.dtype, 1, a.cache);
-}
-Problem problem_of(const core::IndexerLogitsArgs& a, Device device) {
-  Problem problem = indexer_problem(Op::kIndexerLogits, device, a.q_dtype, a.num_heads, a.cache);
-  problem.logits_dtype = a.logits_dtype;
-  if (!a.multiplies_e4m3()) problem.compute = Compute::kExact;
-  return problem;
-}
-Problem problem_of(const core::TopKArgs& a, Device device) {
-  Problem problem{.op = Op::kTopK, .device = device, .q_dtype = DType::kF32};
-  problem.logits_dtype = a.logits_dtype;
-  return problem;
-}
-Problem problem_of(const core::IndexerTopKArgs& a, Device device) {
-  Problem problem = problem_of(a.indexer, device);
-  problem.op = Op::kIndexerTopK;
-  return problem;
-}
-
-Problem problem_of(const core::CompressArgs& a, Device device) {
-  if (a.to == core::CompressArgs::To::kCache) return cache_problem(Op::kCompress, device, a.dtype, a.cache);
-  return {Op::kCompress, device, a.dtype, CacheFormat::kBF16, 1, a.d_latent, a.d_latent};
-}
-
-Problem problem_of(const core::FinishOutputArgs& a, Device device) {
-  return {Op::kFinishOutput, device, a.o_dtype, CacheFormat::kBF16, a.num_heads, a.d_v, a.d_v};
-}
 
 /// Returns whether a direct operation writes nothing.
 template <class Args>
@@ -493,7 +433,7 @@ Status run_direct(const Context& context, Op op, const Params& params, Stream st
     Status status = core::validate(params, args, device, impl.choice.memory());
     if (status.ok()) status = dispatch::find_place(op, impl.choice, device, place);
     if (!status.ok()) return status;
-    const Row* row = select_at<Row>(impl, place, problem_of(args, device), status);
+    const Row* row = select_at<Row>(impl, place, dispatch::problem_of(args, device), status);
     if (row == nullptr) return status;
     if (nothing_to_do(args)) return {};
     set_p_run(impl, args);
