@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -123,6 +124,19 @@ Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std:
                   Stream stream = {});
 Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace,
                   Stream stream = {});
+
+/// Returns memory for a workspace of so many bytes, apart from all tensors of the call.
+using WorkspaceSource = std::function<std::span<std::byte>(size_t bytes)>;
+
+/// Do the same as workspace_size and plan in one, in memory that `source` is asked for once the size is known.
+Result<Plan> plan_with(const Context& context, const DecodeParams& params, const WorkspaceSource& source,
+                       Stream stream = {});
+Result<Plan> plan_with(const Context& context, const PrefillParams& params, const WorkspaceSource& source,
+                       Stream stream = {});
+Result<Plan> plan_with(const Context& context, const DecodeSparseParams& params, const WorkspaceSource& source,
+                       Stream stream = {});
+Result<Plan> plan_with(const Context& context, const PrefillSparseParams& params, const WorkspaceSource& source,
+                       Stream stream = {});
 
 /// Runs a planned batch. Shapes and lengths must be those of the plan, and so must be causal, window_left, compute, the
 /// presence of a draft tree, context_parallel, batch_invariant and lse_inf_without_keys; data, page numbers, indices,

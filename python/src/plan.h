@@ -6,7 +6,9 @@
 #include <tvm/ffi/object.h>
 #include <tvm/ffi/optional.h>
 
+#include <exception>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <utility>
@@ -63,8 +65,10 @@ class Call {
     const Device device = params.q.given() ? params.q.device : device_beside_q(params);
     if (draft_ != nullptr) {
       const std::unique_lock lock(draft_->mutex);
-      const size_t bytes = args_.value_of(workspace_size(context_.get(), params));
-      draft_->plan = args_.value_of(plan(context_.get(), params, workspace_of(*draft_, bytes, device), stream(device)));
+      draft_->plan =
+          draft_->given_workspace
+              ? args_.value_of(plan(context_.get(), params, workspace_of(*draft_, 0, device), stream(device)))
+              : plan_in(params, device, [&](size_t bytes) { return workspace_of(*draft_, bytes, device); });
     } else if (plan_ != nullptr) {
       const std::shared_lock lock(plan_->mutex);
       args_.check(run(context_.get(), plan_->plan, params, stream(device)));
@@ -97,16 +101,33 @@ class Call {
 
   template <class Params>
   void run_once(const Params& params, Device device) const {
-    const Context& context = context_.get();
-    const size_t bytes = args_.value_of(workspace_size(context, params));
-    const auto run_in = [&](std::span<std::byte> workspace) {
-      const Plan once = args_.value_of(mla::plan(context, params, workspace, stream(device)));
-      args_.check(run(context, once, params, stream(device)));
-    };
-    if (!on_gpu(device)) return run_in(ContextObj::Lease(context_, bytes).span());
-    const ffi::Tensor memory =
-        allocate(args_.operation(), "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, device);
-    run_in({static_cast<std::byte*>(memory.data_ptr()) + memory.byte_offset(), bytes});
+    std::optional<ContextObj::Lease> of_host;
+    std::optional<ffi::Tensor> of_gpu;
+    const Plan once = plan_in(params, device, [&](size_t bytes) -> std::span<std::byte> {
+      if (!on_gpu(device)) return of_host.emplace(context_, bytes).span();
+      of_gpu = allocate(args_.operation(), "workspace", DType::kU8, {static_cast<int64_t>(bytes)}, device);
+      return {static_cast<std::byte*>(of_gpu->data_ptr()) + of_gpu->byte_offset(), bytes};
+    });
+    args_.check(run(context_.get(), once, params, stream(device)));
+  }
+
+  /// Plans in memory that `source(bytes)` returns. What it throws is thrown.
+  template <class Params, class Source>
+  Plan plan_in(const Params& params, Device device, const Source& source) const {
+    std::exception_ptr thrown;
+    Result<Plan> made = plan_with(
+        context_.get(), params,
+        [&](size_t bytes) -> std::span<std::byte> {
+          try {
+            return source(bytes);
+          } catch (...) {
+            thrown = std::current_exception();
+            return {};
+          }
+        },
+        stream(device));
+    if (thrown) std::rethrow_exception(thrown);
+    return args_.value_of(std::move(made));
   }
 
   Call(const Arguments& args, const PlanObj* plan, PlanObj* draft, const ContextObj& context)

@@ -309,13 +309,16 @@ Status check_workspace(Op op, std::span<std::byte> workspace, size_t needed, con
   return status.ok() ? status : invalid(status.message());
 }
 
+/// Plans in `workspace`, or, if `source` is not null, in what that brings.
 template <class Params>
-Result<Plan> make_plan(const Context& context, const Params& params, std::span<std::byte> workspace, Stream stream) {
+Result<Plan> make_plan(const Context& context, const Params& params, std::span<std::byte> workspace,
+                       const WorkspaceSource* source, Stream stream) {
   using O = Operation<Params>;
   return dispatch::guarded([&]() -> Result<Plan> {
     Prepared<Params> prepared;
     if (Status status = prepare(context, params, workspace, prepared); !status.ok()) return status;
     const size_t needed = caller_bytes(prepared.workspace_bytes);
+    if (source != nullptr) workspace = (*source)(needed);
     if (Status status = check_workspace(O::kOp, workspace, needed, prepared.place); !status.ok()) return status;
     auto impl = std::make_unique<Plan::Impl>();
     impl->op = O::kOp;
@@ -455,18 +458,34 @@ Result<size_t> workspace_size(const Context& context, const PrefillSparseParams&
 }
 
 Result<Plan> plan(const Context& context, const DecodeParams& params, std::span<std::byte> workspace, Stream stream) {
-  return make_plan(context, params, workspace, stream);
+  return make_plan(context, params, workspace, nullptr, stream);
 }
 Result<Plan> plan(const Context& context, const PrefillParams& params, std::span<std::byte> workspace, Stream stream) {
-  return make_plan(context, params, workspace, stream);
+  return make_plan(context, params, workspace, nullptr, stream);
 }
 Result<Plan> plan(const Context& context, const DecodeSparseParams& params, std::span<std::byte> workspace,
                   Stream stream) {
-  return make_plan(context, params, workspace, stream);
+  return make_plan(context, params, workspace, nullptr, stream);
 }
 Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std::span<std::byte> workspace,
                   Stream stream) {
-  return make_plan(context, params, workspace, stream);
+  return make_plan(context, params, workspace, nullptr, stream);
+}
+Result<Plan> plan_with(const Context& context, const DecodeParams& params, const WorkspaceSource& source,
+                       Stream stream) {
+  return make_plan(context, params, {}, &source, stream);
+}
+Result<Plan> plan_with(const Context& context, const PrefillParams& params, const WorkspaceSource& source,
+                       Stream stream) {
+  return make_plan(context, params, {}, &source, stream);
+}
+Result<Plan> plan_with(const Context& context, const DecodeSparseParams& params, const WorkspaceSource& source,
+                       Stream stream) {
+  return make_plan(context, params, {}, &source, stream);
+}
+Result<Plan> plan_with(const Context& context, const PrefillSparseParams& params, const WorkspaceSource& source,
+                       Stream stream) {
+  return make_plan(context, params, {}, &source, stream);
 }
 
 Status run(const Context& context, const Plan& plan, const DecodeParams& params, Stream stream) {

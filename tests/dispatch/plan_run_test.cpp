@@ -134,6 +134,36 @@ TEST(Workspace, TooSmallOrNullIsAnError) {
             "decode: workspace: expected data, got a null pointer");
 }
 
+TEST(PlanWith, AsksForTheWorkspaceOnce) {
+  const Context context = context_of(2);
+  RealDecode expected, p;
+  std::vector<std::byte> given(workspace_size(context, expected.params).value()), brought;
+  ASSERT_TRUE(run(context, plan(context, expected.params, given).value(), expected.params).ok());
+  const auto bring = [&](size_t bytes) {
+    EXPECT_TRUE(brought.empty());
+    brought.resize(bytes);
+    return std::span(brought);
+  };
+  const Plan planned = plan_with(context, p.params, bring).value();
+  EXPECT_EQ(brought.size(), given.size());
+  ASSERT_TRUE(run(context, planned, p.params).ok());
+  EXPECT_EQ(p.o, expected.o);
+  p.params.lse = contiguous(brought.data(), DType::kF32, {1, 16});
+  EXPECT_THAT(run(context, planned, p.params).message(), testing::HasSubstr("lse"));
+}
+
+TEST(PlanWith, RefusesWhatPlanRefuses) {
+  const Context context = context_of(2);
+  RealDecode p;
+  std::vector<std::byte> small(64);
+  const auto bring_little = [&](size_t) { return std::span(small); };
+  EXPECT_EQ(plan_with(context, p.params, bring_little).status().code(), StatusCode::kWorkspaceTooSmall);
+  const auto fail = [](size_t) -> std::span<std::byte> { throw std::bad_alloc(); };
+  EXPECT_EQ(plan_with(context, p.params, fail).status().message(), "out of memory");
+  p.params.sm_scale = -1.0F;  // for which nothing is asked
+  EXPECT_EQ(plan_with(context, p.params, fail).status().message(), plan(context, p.params, small).status().message());
+}
+
 TEST(Workspace, OfTheReferenceDependsOnTheHeadDimsOnly) {
   const Context context = reference_context();
   Decode decode;
