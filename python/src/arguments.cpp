@@ -124,10 +124,9 @@ std::optional<DType> parse_dtype(std::string_view text) {
   return std::nullopt;
 }
 
-ffi::AnyView Arguments::next(Field field) {
+void Arguments::check_next(const Field& field) const {
   const bool other = read_ >= first_more_ && more_[static_cast<size_t>(read_ - first_more_)] != field.name;
   if (read_ >= args_.size() || other) wrong_version();
-  return args_[read_++];
 }
 
 void Arguments::end() const {

@@ -94,6 +94,12 @@ class Arguments {
   /// Returns the tensor that an argument is. `expected` is the type of its elements, for errors; kNone: any.
   TensorView view_of(Field field, ffi::AnyView value, Bytes bytes, DType expected = DType::kNone) const;
   bool next_is_none() const { return read_ < args_.size() && is_none(args_[read_]); }
+  /// Passes over the next argument if it is None, and returns whether it is.
+  bool skip_none() {
+    const bool none = next_is_none();
+    if (none) ++read_;
+    return none;
+  }
 
   const char* operation() const { return operation_; }
   /// Takes the fields of the parameters whose arguments have other names. `names` must be of static storage.
@@ -120,7 +126,10 @@ class Arguments {
     std::string_view path;
   };
 
-  ffi::AnyView next(Field field);
+  ffi::AnyView next(const Field& field) {
+    if (read_ >= first_more_ || read_ >= args_.size()) check_next(field);
+    return args_[read_++];
+  }
   void name_bare_cache(BareCache cache) { caches_.at(num_caches_++) = cache; }
   [[noreturn]] void wrong_type(Field field, std::string_view expected, ffi::AnyView value) const;
 
@@ -132,6 +141,8 @@ class Arguments {
   int first_more_ = std::numeric_limits<int>::max();
 
  private:
+  /// Raises RuntimeError unless there is one more argument, of this name if it has one.
+  void check_next(const Field& field) const;
   [[noreturn]] void wrong_version() const;
   /// Returns the status as the caller's callers are to read it.
   Status for_callers(const Status& status) const;

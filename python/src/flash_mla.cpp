@@ -64,39 +64,38 @@ struct Given {
   bool has_extra() const { return extra_k_cache.view.given(); }
 };
 
-Given read(Arguments& args) {
-  Given given;
-  given.q = args.tensor("q");
-  given.k_cache = read_cache(args, "k_cache");
-  given.block_table = args.integers("block_table");
-  given.cache_seqlens = args.integers("cache_seqlens");
+void read(Arguments& args, Given& given) {
+  // Most arguments are None, and views are large.
+  const auto tensor = [&](const char* field, TensorView& view) {
+    if (!args.skip_none()) view = args.tensor(field);
+  };
+  const auto integers = [&](const char* field, TensorView& view) {
+    if (!args.skip_none()) view = args.integers(field);
+  };
+  tensor("q", given.q);
+  read_cache(args, given.k_cache);
+  integers("block_table", given.block_table);
+  integers("cache_seqlens", given.cache_seqlens);
   given.head_dim_v = args.integer("head_dim_v");
   given.metadata =
       args.object<MetadataObj>("tile_scheduler_metadata", "the FlashMLASchedMeta that get_mla_metadata returns");
-  if (args.next_is_none())
-    args.any("softmax_scale");
-  else
-    given.softmax_scale = args.number("softmax_scale");
+  if (!args.skip_none()) given.softmax_scale = args.number("softmax_scale");
   given.causal = args.boolean("causal");
   given.form.is_fp8 = args.boolean("is_fp8_kvcache");
-  given.indices = args.integers("indices");
-  given.attn_sink = args.tensor("attn_sink");
-  given.extra_k_cache = read_cache(args, "extra_k_cache");
-  given.extra_indices = args.integers("extra_indices_in_kvcache");
-  given.topk_length = args.integers("topk_length");
-  given.extra_topk_length = args.integers("extra_topk_length");
-  given.out = args.tensor("out");
+  integers("indices", given.indices);
+  tensor("attn_sink", given.attn_sink);
+  read_cache(args, given.extra_k_cache);
+  integers("extra_indices_in_kvcache", given.extra_indices);
+  integers("topk_length", given.topk_length);
+  integers("extra_topk_length", given.extra_topk_length);
+  tensor("out", given.out);
   given.out_is_new = args.boolean("out_is_new");
   given.batch_invariant = args.boolean("enable_batch_invariant");
-  if (args.next_is_none())
-    args.any("kv_format");
-  else
-    given.form.kv_format = args.text("kv_format");
-  given.descale_q = args.tensor("descale_q");
-  given.form.descale = args.tensor("descale_k");
-  given.lse = args.tensor("lse");
+  if (!args.skip_none()) given.form.kv_format = args.text("kv_format");
+  tensor("descale_q", given.descale_q);
+  tensor("descale_k", given.form.descale);
+  tensor("lse", given.lse);
   args.end();
-  return given;
 }
 
 /// Returns the tensor [b, s_q, ...] as [b * s_q, ...].
@@ -251,7 +250,7 @@ void attend(Arguments& args, const Given& given, const char* operation, std::spa
   const bool planned = plan != nullptr;
   Params params;
   params.q_scale = given.descale_q;
-  params.sm_scale = given.softmax_scale.value_or(static_cast<float>(std::pow(given.form.d_qk, -0.5)));
+  params.sm_scale = given.softmax_scale.value_or(static_cast<float>(1.0 / std::sqrt(given.form.d_qk)));
   params.lse_inf_without_keys = true;
   params.batch_invariant = given.batch_invariant;
   set_keys(args, given, params);
@@ -283,7 +282,8 @@ void attend(Arguments& args, const Given& given, const char* operation, std::spa
 void with_kvcache(ffi::PackedArgs packed, ffi::Any* result) {
   static_cast<void>(result);
   Arguments args("flash_mla_with_kvcache", packed);
-  Given given = read(args);
+  Given given;
+  read(args, given);
   check(args, given);
   given.form.d_qk = given.q.shape[3];
   if (given.sparse())

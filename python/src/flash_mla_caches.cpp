@@ -123,13 +123,11 @@ TensorView narrow(const TensorView& view, int dim, int64_t first, int64_t count)
   return part;
 }
 
-GivenCache read_cache(Arguments& args, const char* name) {
-  GivenCache given{.name = name};
-  const ffi::AnyView value = args.any(name);
-  if (is_none(value)) return given;
-  given.view = args.view_of(name, value, Bytes::kRaw);
+void read_cache(Arguments& args, GivenCache& given) {
+  if (args.skip_none()) return;
+  const ffi::AnyView value = args.any(given.name);
+  given.view = args.view_of(given.name, value, Bytes::kRaw);
   given.type = (*value.try_cast<DLTensor*>())->dtype;
-  return given;
 }
 
 KvCache cache_of(const Arguments& args, const GivenCache& given, const CacheForm& form, int64_t kv_head) {

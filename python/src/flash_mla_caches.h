@@ -34,7 +34,7 @@ struct GivenCache {
 };
 
 /// Reads a tensor [num_blocks, page_block_size, num_heads_k, width], or None.
-GivenCache read_cache(Arguments& args, const char* name);
+void read_cache(Arguments& args, GivenCache& given);
 
 /// Says how the bytes of a call's caches are to be read.
 struct CacheForm {

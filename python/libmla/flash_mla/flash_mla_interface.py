@@ -33,6 +33,7 @@ __all__ = [
 
 _library = _core.function("flash_mla_with_kvcache")
 _DIMS_OF_Q = "batch_size, seq_len_q, num_heads_q, head_dim"
+_F32, _BF16, _E4M3 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
@@ -96,25 +97,27 @@ def flash_mla_with_kvcache(
     traced = type(q) not in TORCH_TENSORS or compiling()
     if traced:
         _expect_dims("q", q, _DIMS_OF_Q)
-    shape = q.shape
-    if len(shape) != 4:
+    try:
+        b, s_q, h_q, _ = q.shape
+    except ValueError:
         _expect_dims("q", q, _DIMS_OF_Q)
-    b, s_q, h_q, _ = shape
+        raise
     scattered = s_q > 1 and b > 1
     if scattered:
-        q, indices, extra_indices_in_kvcache, topk_length, extra_topk_length = (
-            _at_one_stride(x, s_q) for x in (q, indices, extra_indices_in_kvcache, topk_length, extra_topk_length)
-        )
+        q, indices, topk_length = _at_one_stride(q, s_q), _at_one_stride(indices, s_q), _at_one_stride(topk_length, s_q)
+        extra_indices_in_kvcache = _at_one_stride(extra_indices_in_kvcache, s_q)
+        extra_topk_length = _at_one_stride(extra_topk_length, s_q)
     out_is_new = out is None
     if out_is_new:
-        if q.dtype is torch.float8_e4m3fn:
-            out = q.new_empty(b, s_q, h_q, head_dim_v, dtype=torch.bfloat16)
-        else:
-            out = q.new_empty(b, s_q, h_q, head_dim_v)
+        out = (
+            q.new_empty(b, s_q, h_q, head_dim_v, dtype=_BF16)
+            if q.dtype is _E4M3
+            else q.new_empty(b, s_q, h_q, head_dim_v)
+        )
     if s_q == 1 or (b == 1 and indices is None):
-        lse = q.new_empty(b, h_q, s_q, dtype=torch.float32)
+        lse = q.new_empty(b, h_q, s_q, dtype=_F32)
     else:
-        lse = q.new_empty(b, s_q, h_q, dtype=torch.float32).transpose(1, 2)
+        lse = q.new_empty(b, s_q, h_q, dtype=_F32).transpose(1, 2)
     metadata: Any = None
     if tile_scheduler_metadata is not None:
         if not isinstance(tile_scheduler_metadata, FlashMLASchedMeta):
