@@ -115,11 +115,11 @@ struct Verdict {
   bool yields = false;
 };
 
-/// Describes a plan.
+/// Describes a plan. The text is made when somebody asks for it: a plan may be made in every call.
 struct PlanSummary {
   size_t num_tasks = 0;
   size_t num_splits = 0;
-  std::string text;
+  std::function<std::string()> text = [] { return std::string(); };
 };
 
 /// Holds what a row computes with.

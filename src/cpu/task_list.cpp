@@ -29,9 +29,11 @@ core::PlanSummary TaskList::store(const schedule::Schedule& schedule, const Tile
   std::copy(schedule.group_begin.begin(), schedule.group_begin.end(), group_begin_);
   return {.num_tasks = schedule.tasks.size(),
           .num_splits = static_cast<size_t>(schedule.num_partials),
-          .text = core::format("{} task(s) in {} group(s), {} partial state(s); at most {} rows and {} keys a tile",
-                               schedule.tasks.size(), schedule.num_groups(), schedule.num_partials, shape.max_rows,
-                               shape.key_block)};
+          .text = [tasks = schedule.tasks.size(), groups = schedule.num_groups(), partials = schedule.num_partials,
+                   rows = shape.max_rows, keys = shape.key_block] {
+            return core::format("{} task(s) in {} group(s), {} partial state(s); at most {} rows and {} keys a tile",
+                                tasks, groups, partials, rows, keys);
+          }};
 }
 
 }  // namespace mla::cpu

@@ -328,6 +328,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     impl->id = next_plan_id();
     impl->given_workspace = workspace;
     impl->num_threads = context.num_threads();
+    impl->planned.reserve(32);  // more than any operation has
     tell_planned(params, prepared.args, [&](std::string_view, std::string_view, auto value) {
       impl->planned.push_back(static_cast<int64_t>(value));
     });
@@ -338,7 +339,7 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
       }
     const auto turn = take_turn(context.impl(), prepared.place);
     claim(workspace, prepared.workspace_bytes, *impl);
-    impl->summary.text = "no query tokens: nothing to do";
+    impl->summary.text = [] { return std::string("no query tokens: nothing to do"); };
     if (prepared.args.num_tokens > 0) {
       const Status status = execute(context.impl(), prepared.place, stream, [&](const core::Executor& executor) {
         return prepared.row->plan(prepared.args, executor, impl->workspace, impl->summary);

@@ -102,7 +102,7 @@ std::string_view Plan::backend() const {
   if (impl_ == nullptr) return {};
   return std::visit([](const auto* row) { return row->name; }, impl_->row);
 }
-std::string Plan::describe() const { return impl_ != nullptr ? impl_->summary.text : std::string(); }
+std::string Plan::describe() const { return impl_ != nullptr ? impl_->summary.text() : std::string(); }
 size_t Plan::num_tasks() const { return impl_ != nullptr ? impl_->summary.num_tasks : 0; }
 size_t Plan::num_splits() const { return impl_ != nullptr ? impl_->summary.num_splits : 0; }
 

@@ -56,8 +56,10 @@ std::vector<core::PlannedImplementation<Args>> cuda_rows(Op op,
          .plan = [&backend, member](const Args& args, const Executor& executor, std::span<std::byte> workspace,
                                     core::PlanSummary& summary) -> Status {
            const cuda::DeviceProperties& device = executor.queue->device();
-           summary.text = core::format("made on the GPU (sm{}, {} multiprocessors) for whatever lengths it finds there",
-                                       device.arch, device.num_sms);
+           summary.text = [arch = device.arch, num_sms = device.num_sms] {
+             return core::format("made on the GPU (sm{}, {} multiprocessors) for whatever lengths it finds there", arch,
+                                 num_sms);
+           };
            return (operations_of(backend, executor).*member).plan(args, *executor.queue, workspace);
          },
          .run = [&backend, member](const Args& args, const Executor& executor, std::span<std::byte> workspace)

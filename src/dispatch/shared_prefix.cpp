@@ -175,10 +175,13 @@ struct Steps {
     if (!status.ok()) return status;
     const auto own_space = layout.take_bytes(own->workspace_size(own_args, executor));
     status = own->plan(own_args, executor, own_space, of_own);
-    summary = {.num_tasks = of_groups.num_tasks + of_own.num_tasks,
-               .num_splits = of_groups.num_splits + of_own.num_splits,
-               .text = core::format("shared prefixes ({}) by {}: {}; own keys by {}: {}", found, groups->name,
-                                    of_groups.text, own->name, of_own.text)};
+    summary = {
+        .num_tasks = of_groups.num_tasks + of_own.num_tasks,
+        .num_splits = of_groups.num_splits + of_own.num_splits,
+        .text = [found, by = groups->name, own_by = own->name, of_groups = of_groups.text, of_own = of_own.text] {
+          return core::format("shared prefixes ({}) by {}: {}; own keys by {}: {}", found, by, of_groups(), own_by,
+                              of_own());
+        }};
     return status;
   }
 

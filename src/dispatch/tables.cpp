@@ -46,7 +46,9 @@ PlannedImplementation<Args> planned_reference() {
           .numerics = reference_numerics,
           .workspace_size = [](const Args& args, const Executor&) { return reference::workspace_size(args); },
           .plan = [](const Args&, const Executor&, std::span<std::byte>, PlanSummary& summary) -> Status {
-            summary = {.num_tasks = 1, .num_splits = 0, .text = "the whole batch on one thread, in float64"};
+            summary = {.num_tasks = 1, .num_splits = 0, .text = [] {
+                         return std::string("the whole batch on one thread, in float64");
+                       }};
             return {};
           },
           .run = [](const Args& args, const Executor&, std::span<std::byte> workspace) -> Status {
