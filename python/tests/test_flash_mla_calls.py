@@ -117,6 +117,20 @@ def test_metadata_that_forgets_its_plan_makes_another():
     assert len({id(plan) for plan in (*plans, meta.plan)}) == 3
 
 
+def test_metadata_that_takes_the_fields_of_another_plans_for_itself():
+    """Engines set the peer's fields one by one."""
+    q, cache, table, seqlens = dense_problem([50, 9], 1, 6, 1, 16, 576)
+    meta, other = (flash_mla.get_mla_metadata()[0] for _ in range(2))
+    flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta)
+    for field in ("have_initialized", "config", "tile_scheduler_metadata", "num_splits"):
+        setattr(other, field, getattr(meta, field))
+    assert other.plan is None and not other.have_initialized
+    flash_mla.flash_mla_with_kvcache(q[:, :, :3], cache, table, seqlens, 512, other)
+    assert other.config.h_q == 3 and other.plan is not meta.plan
+    other.config = None
+    assert other.plan is None and meta.config.h_q == 6
+
+
 def test_a_call_that_fails_leaves_metadata_as_it_was():
     meta, _ = flash_mla.get_mla_metadata()
     with pytest.raises(ValueError, match="attn_sink"):

@@ -20,8 +20,8 @@ class FlashMLASchedMeta:
     """Holds a plan, which the first call of flash_mla_with_kvcache that is given it makes, and the next ones use.
 
     Calls that share it have equal shapes and equal values of cache_seqlens. On a GPU, a first call inside a captured
-    graph puts the planning into the graph. Setting `tile_scheduler_metadata` to None, or `have_initialized` to False,
-    plans again. The two tensors are made when they are first asked for.
+    graph puts the planning into the graph. Setting `tile_scheduler_metadata` or `config` to None, or `have_initialized`
+    to False, plans again; other values make no plan. The two tensors are made when they are first asked for.
     """
 
     @dataclasses.dataclass
@@ -79,6 +79,11 @@ class FlashMLASchedMeta:
         """Returns what the plan was made for, or None if there is none yet."""
         planned = self._planned()
         return None if planned is None else planned[1]
+
+    @config.setter
+    def config(self, value: Config | None) -> None:
+        if value is None:
+            self._handle = None
 
     @property
     def have_initialized(self) -> bool:
