@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, ParamSpec, TypeVar
 
 from tvm_ffi import get_global_func
@@ -60,6 +60,7 @@ def _optional_parts(pair: Any, name: str) -> tuple[Any, Any]:
 
 
 _CACHE_FIELDS = tuple(field.name for field in fields(KvCache))
+_CACHE_TENSORS = tuple(field.name for field in fields(KvCache) if "Tensor" in str(field.type))
 _fields_of = attrgetter(*_CACHE_FIELDS)
 _NO_CACHE = (None,) * len(_CACHE_FIELDS)
 _KV, _CKV, _KPE = (_CACHE_FIELDS.index(name) for name in ("kv", "ckv", "kpe"))
@@ -119,6 +120,8 @@ class Operation:
         )
         self._library = _core.function(self.name)
         self._lay_out = self._layout(function, passed)
+        # Behind names, context and plan.
+        self._tensors = itemgetter(*(place for place, name in enumerate(passed, 3) if self._is_tensor(name)))
 
     def _layout(self, function: Callable[..., Any], passed: list[str]) -> Callable[..., Any]:
         """Makes a function of the operation's signature that returns the outputs to be returned (None for those that
@@ -147,6 +150,14 @@ class Operation:
         lay_out.__defaults__, lay_out.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         return lay_out
 
+    def _is_tensor(self, passed: str) -> bool:
+        """Returns whether what is passed under a name may be a tensor: of a cache, some fields are."""
+        argument, _, field = passed.partition(".")
+        if field:
+            return field in _CACHE_TENSORS
+        annotation = self.signature.parameters[re.match(r"\w+", argument).group()].annotation
+        return annotation is inspect.Parameter.empty or "Tensor" in str(annotation) or "Rows" in str(annotation)
+
     def _result(self, output: Output) -> str:
         """Returns the text that stands for an output in a list of results; it adds nothing to the list if nobody asked
         for the output."""
@@ -170,7 +181,7 @@ class Operation:
         """Calls the library with tensors that it can take as they are."""
         results, arguments = self._lay_out(*args, **kwargs)
         if gradients():
-            refuse_gradients(self.name, arguments)
+            refuse_gradients(self.name, self._tensors(arguments))
         try:
             made = self._library(*arguments)
         except RuntimeError:

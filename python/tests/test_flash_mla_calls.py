@@ -270,6 +270,12 @@ def test_gradients_are_refused_by_the_functions_name():
         dense_call(q=q)
 
 
+@pytest.mark.parametrize("name", ["k_cache", "attn_sink", "extra_k_cache", "out", "descale_q", "descale_k"])
+def test_gradients_of_no_argument_are_lost(name):
+    with torch.enable_grad(), pytest.raises(TypeError, match="expected tensors without requires_grad"):
+        dense_call(**{name: torch.ones(2, requires_grad=True)})
+
+
 # Tracing
 
 

@@ -156,8 +156,9 @@ def flash_mla_with_kvcache(
         descale_k,
         lse,
     )
-    if gradients():
-        refuse_gradients("flash_mla_with_kvcache", arguments)
+    if gradients():  # which tensors of integers have none of
+        floats = (q, k_cache, attn_sink, extra_k_cache, out, descale_q, descale_k)
+        refuse_gradients("flash_mla_with_kvcache", floats)
     try:
         call(*arguments)
     except RuntimeError:
