@@ -181,6 +181,10 @@ TEST_P(PairedDecodeSparse, WideLists) {
       spec.extra_pool.reset();
       spec.pool.lengths = {900, 0, 0};
       expect_ok_by(kPairedKernel, spec);
+      spec.split_q = true;  // rows of latent and of rotary channels lie at distances of their own
+      expect_ok_by(kPairedKernel, spec);
+      spec.q_head_extra = 8;
+      expect_ok_by(kPairedKernel, spec);
     }
   for (float std : {0.0F, 60.0F}) {  // the rows' maxima hardly change, or again and again
     DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
@@ -230,6 +234,8 @@ TEST_P(PairedDecodeSparse, ListsOfQuantizedRows) {
       spec.score_std = std;
       expect_ok_by(kPairedKernel, spec);
     }
+    spec.split_q = true;
+    expect_ok_by(kPairedKernel, spec);
   }
 }
 

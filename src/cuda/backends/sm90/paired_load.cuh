@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The load role of the paired wgmma kernel loads queries and rows. Rows of pages, and queries that lie one behind the
-// other, come by tensor copies, which one thread issues; meanwhile another warp finds which keys the rows see where not
-// all rows see all keys of a step. Rows that are found by slots come by cp.async of all warps.
+// The load role of the paired wgmma kernel loads queries and rows. Rows of pages come by tensor copies, which one
+// thread issues; meanwhile another warp finds which keys the rows see where not all rows see all keys of a step. Rows
+// that are found by slots come by cp.async of all warps, and their queries by tensor copies if they lie one behind the
+// other.
 #pragma once
 
 #include "cuda/backends/sm90/paired_block.cuh"
@@ -45,8 +46,8 @@ class PairedLoadBase : protected LoadRoleBase<Config, PairedBlock<Config>> {
     if (number > 0) ptx::mbarrier_wait(Block::q_empty(), Block::query_parity(number - 1));
   }
 
-  /// Copies 64 rows from the unit's first one on. Those that the unit lacks are rows of the next request, whose results
-  /// nobody stores.
+  /// Copies 64 rows from the unit's first one on. In the places of those that the request lacks are others, the next
+  /// token's, the last one again or zeros, whose results nobody stores.
   MLA_DEVICE void copy_boxes_of_queries() const {
     constexpr int kBoxes = Config::kQuantized ? Config::kRows / Config::kAtomRows : 1;  // of latent channels
     wait_for_query_room();

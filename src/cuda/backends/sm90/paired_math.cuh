@@ -331,8 +331,10 @@ class PairedMathRole : WarpgroupScores<Config, PairedBlock<Config>> {
   }
 
   /// Clears values of a stage that are not finite, among the warpgroup's channels, of which a warp has one piece.
+  /// Hidden keys of lists have no row, but zeros, so that nothing must be cleared.
   MLA_DEVICE void silence_poison(uint32_t stage) const {
     if constexpr (!Config::kClearsPoison) return;
+    if (args_.sparse()) return;
     const ptx::SharedAddress piece =
         Block::stage(stage) +
         (group_ * Config::kGroupPieces + static_cast<uint32_t>(score_warp())) * Config::kPieceBytes;
