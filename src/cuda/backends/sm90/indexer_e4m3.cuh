@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // This kernel computes indexer_logits of e4m3 queries as products of e4m3 by e4m3 (attention/indexer_block.cuh says
 // what is computed; docs/kernels/indexer.md how). wgmma takes keys of FP8 as they lie; those of MXFP4 are turned into
-// e4m3 of one scale a key. Hopper keeps about 14 bits of the sums of such products. A block has a run of tiles of 64
-// keys. The tiles of all groups of query tokens stand in a row, group after group, and every block gets equally many.
-// Four warps load, each for a warpgroup of its own, which takes every fourth tile:
+// e4m3 of one scale a key, in registers. Hopper keeps about 14 bits of the sums of such products. A block has a run of
+// tiles of 64 keys. The tiles of all groups of query tokens stand in a row, group after group, and every block gets
+// equally many. Four warps load, each for a warpgroup of its own, which takes every fourth tile:
 //   loader     64 rows (of FP8 a box, swizzled) and their scales -> its ring, as soon as the warpgroup has freed a
 //              stage; the first one also queries and weights of the next group of tokens
-//   warpgroup  (MXFP4: rows -> e4m3, swizzled;) products of 64 keys (M) with all heads of the group's tokens (N);
-//              max(0, .) x weight, summed over heads; x the key's scale; logits
-// Shared memory: rings of keys [warpgroups][stages][64 rows], queries [2][tokens][heads][128 bytes], MXFP4's keys as
-// e4m3 [warpgroups][2][64 rows of 128 bytes], scales [warpgroups][stages][64], weights [2][tokens][quad lane][heads /
-// 4], MXFP4's table [kShifts][8 codes], barriers.
+//   warpgroup  (MXFP4: rows -> e4m3;) products of 64 keys (M) with all heads of the group's tokens (N); max(0, .) x
+//              weight, summed over heads; x the key's scale; logits
+// For keys of MXFP4 the warpgroups together bring the channels of a group's queries into another order first.
+// Shared memory: rings of keys [warpgroups][stages][64 rows], queries [2][tokens][heads][128 bytes], scales
+// [warpgroups][stages][64], weights [2][tokens][quad lane][heads / 4], MXFP4's table [kShifts + 1][8 codes], barriers.
 #pragma once
 
 #include <algorithm>
@@ -466,8 +466,9 @@ class IndexerE4m3Kernel {
     MLA_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
       const auto exponent = static_cast<int32_t>(exponents[i]);
-      const int32_t above = std::min(exponent + 15, exponent * 16);  // a scale of 0, which is 0, is below all others
-      const int32_t below = std::min(static_cast<int32_t>(most_of[i]) + 15 - above, int32_t{kShifts});
+      constexpr int32_t kLost = kShifts;  // binades; a scale of 0, which is 0, is that far below all others
+      const int32_t above = std::min(exponent + kLost, exponent * (kLost + 1));
+      const int32_t below = std::min(static_cast<int32_t>(most_of[i]) + kLost - above, kLost);
       codes.magnitudes[i] = ptx::load_shared<Magnitudes>(shared_ + kTableAt + static_cast<uint32_t>(below) * 8);
     }
     codes.scale = ue8m0_to_f32(static_cast<uint8_t>(ptx::lane() % 2 == 0 ? most_of[0] : most_of[1])) * 0x1p-6F;
