@@ -90,8 +90,9 @@ ffi::ObjectPtr<PlanObj> MetadataObj::plan_for(const Arguments& args, const Confi
 }
 
 void MetadataObj::remember(Planned planned) const {
+  std::optional<Planned> before = std::move(planned);
   const std::lock_guard lock(mutex_);
-  planned_ = std::move(planned);
+  planned_.swap(before);  // what was there ends behind the lock
 }
 
 }  // namespace mla::python::flash_mla

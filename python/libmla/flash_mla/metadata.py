@@ -55,10 +55,11 @@ class FlashMLASchedMeta:
 
     def _start(self) -> Any:
         """Makes a new handle, without a plan, and returns it."""
-        self._handle = _new()
+        handle = _new()
         self._number = _core.number(self)
         self._plan, self._workspace, self._num_splits = None, _UNMADE, _UNMADE
-        return self._handle
+        self._handle = handle  # last: whoever sees it reads the others
+        return handle
 
     def _planned(self) -> tuple[libmla.Plan, Config] | None:
         if self._handle is None:

@@ -31,7 +31,7 @@ def _run(*arguments: Any) -> None:
     metadata = _core.numbered(number)
     if number != 0 and metadata is None:
         raise RuntimeError("the FlashMLASchedMeta that the compiled function was made with is gone")
-    given[_PLACE_OF_METADATA] = None if metadata is None else metadata._handle
+    given[_PLACE_OF_METADATA] = None if metadata is None else metadata._handle or metadata._start()
     _library(*given)
 
 
