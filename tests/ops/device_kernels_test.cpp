@@ -2,6 +2,9 @@
 // Tests kernels of attention that a row of a GPU has beside others, where the tests of all rows seldom choose them.
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <limits>
+
 #include "device_test.h"
 #include "turns.h"
 
@@ -192,6 +195,31 @@ TEST_P(PairedDecodeSparse, WideLists) {
     spec.want_max_logits = true;
     expect_ok_by(kPairedKernel, spec);
   }
+}
+
+// Where a token has no rows for a whole block, those of the next one take their places. A key of the tokens between has
+// an infinite channel and a score of -inf, so that what is cleared because of a NaN would show.
+TEST_P(PairedDecodeSparse, QueriesOfTheNextTokenMayBeNaN) {
+  const DecodeSparseSpec spec = wide_lists(CacheFormat::kBF16);
+  const kit::DecodeSparseCase problem(spec);
+  const DecodeSparseParams params = problem.params();
+  constexpr int64_t kToken = 4, kChannel = 5;  // one of 65 keys: hidden ones follow
+  for (int64_t token = 0; token < std::ssize(spec.q_len); ++token)
+    for (int64_t head = 0; head < spec.num_heads; ++head)
+      kit::store_element(params.q.data, spec.q_dtype, token * params.q.stride[0] + head * params.q.stride[1] + kChannel,
+                         token % 2 == 0 ? -1.0F : std::numeric_limits<float>::quiet_NaN());
+  const TensorView& indices = params.pool.indices;
+  const TensorView& rows = params.pool.cache.kv;
+  const int32_t slot = static_cast<const int32_t*>(indices.data)[kToken * indices.stride[0]];
+  ASSERT_GE(slot, 0);
+  kit::store_element(const_cast<void*>(rows.data), spec.q_dtype,
+                     slot / rows.shape[1] * rows.stride[0] + slot % rows.shape[1] * rows.stride[1] + kChannel,
+                     std::numeric_limits<float>::infinity());
+  const KernelsSeen seen;
+  const Result<kit::PlannedRun> done = kit::plan_and_run(context(), problem);
+  ASSERT_TRUE(done.ok()) << done.status().message();
+  EXPECT_TRUE(!is_emulated() || seen.contains(kPairedKernel));
+  expect_outputs(problem);
 }
 
 // Rows of e4m3 whose scales are those of 64 channels or more are decoded, in clusters of two blocks.
