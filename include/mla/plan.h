@@ -128,8 +128,7 @@ Result<Plan> plan(const Context& context, const PrefillSparseParams& params, std
 /// Returns memory for a workspace of so many bytes, apart from all tensors of the call.
 using WorkspaceSource = std::function<std::span<std::byte>(size_t bytes)>;
 
-/// Do the same as workspace_size and plan in one, in memory that `source` is asked for once the size is known. That it is
-/// apart from all tensors is not checked before run().
+/// Do the same as workspace_size and plan in one, in memory that `source` is asked for once the size is known.
 Result<Plan> plan_with(const Context& context, const DecodeParams& params, const WorkspaceSource& source,
                        Stream stream = {});
 Result<Plan> plan_with(const Context& context, const PrefillParams& params, const WorkspaceSource& source,

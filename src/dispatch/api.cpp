@@ -318,7 +318,14 @@ Result<Plan> make_plan(const Context& context, const Params& params, std::span<s
     Prepared<Params> prepared;
     if (Status status = prepare(context, params, workspace, prepared); !status.ok()) return status;
     const size_t needed = caller_bytes(prepared.workspace_bytes);
-    if (source != nullptr) workspace = (*source)(needed);
+    if (source != nullptr) {
+      workspace = (*source)(needed);
+      typename O::Args args;  // the same again; what is new is whether the workspace is apart from the tensors
+      Device device;
+      const core::Memory memory = context.impl().choice.memory();
+      Status status = core::validate(params, Scope::kShapesAndLengths, args, device, memory, workspace);
+      if (!status.ok()) return status;
+    }
     if (Status status = check_workspace(O::kOp, workspace, needed, prepared.place); !status.ok()) return status;
     auto impl = std::make_unique<Plan::Impl>();
     impl->op = O::kOp;

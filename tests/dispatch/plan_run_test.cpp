@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "core/index_problems.h"
@@ -119,6 +120,18 @@ TEST(CreateContext, PinsEachWorkerToItsProcessor) {
   }
 }
 
+// Selection puts no reasons into words; what backends say of themselves, which is made once, has them all the same. A
+// process of its own runs this test.
+TEST(Backends, SayWhatTheyLeaveAfterAnyCall) {
+  const Context context = context_of(2);
+  const RealDecode p;
+  ASSERT_TRUE(workspace_size(context, p.params).ok());
+  const std::vector<BackendInfo> all = backends();
+  const auto bulk = std::find_if(all.begin(), all.end(), [](const BackendInfo& b) { return b.name == "cuda_bulk"; });
+  if (bulk == all.end()) GTEST_SKIP() << "this build has no backends of GPUs";
+  EXPECT_THAT(bulk->leaves, testing::HasSubstr("quantized"));
+}
+
 TEST(Workspace, TooSmallOrNullIsAnError) {
   const Context context = context_of(2);
   RealDecode p;
@@ -158,6 +171,15 @@ TEST(PlanWith, RefusesWhatPlanRefuses) {
   std::vector<std::byte> small(64);
   const auto bring_little = [&](size_t) { return std::span(small); };
   EXPECT_EQ(plan_with(context, p.params, bring_little).status().code(), StatusCode::kWorkspaceTooSmall);
+  std::vector<std::byte> tensor(workspace_size(context, p.params).value());
+  std::memcpy(tensor.data(), p.kv_len.data(), sizeof(int32_t));
+  const std::vector<std::byte> before = tensor;
+  p.params.pages.kv_len.data = tensor.data();
+  const Status status = plan_with(context, p.params, [&](size_t) { return std::span(tensor); }).status();
+  EXPECT_EQ(status.message(), plan(context, p.params, tensor).status().message());
+  EXPECT_THAT(status.message(), testing::HasSubstr("expected memory apart from that of"));
+  EXPECT_TRUE(tensor == before);
+  p.params.pages.kv_len.data = p.kv_len.data();
   const auto fail = [](size_t) -> std::span<std::byte> { throw std::bad_alloc(); };
   EXPECT_EQ(plan_with(context, p.params, fail).status().message(), "out of memory");
   p.params.sm_scale = -1.0F;  // for which nothing is asked
