@@ -313,6 +313,18 @@ def test_compiled_calls_fill_metadata(traced_call):
     assert same(compiled(q, meta), expected)
 
 
+def test_graphs_start_metadata_that_was_reset(traced_call):
+    q, cache, table, seqlens = dense_problem([50, 9], 2, 6, 1, 16, 576)
+    meta, _ = flash_mla.get_mla_metadata()
+    expected = flash_mla.flash_mla_with_kvcache(q, cache, table, seqlens, 512, meta, causal=True)
+    number = meta._number
+    meta.have_initialized = False
+    out, lse = torch.empty_like(expected[0]), torch.empty(2, 2, 6).transpose(1, 2)
+    arguments = (q, cache, table, seqlens, 512, number, None, True, False, None, None, None, None, None, None, out)
+    torch.ops.libmla.flash_mla_with_kvcache(*arguments, True, False, None, None, None, lse)
+    assert same((out, lse), expected) and meta.have_initialized
+
+
 def test_compiled_calls_say_that_their_metadata_is_gone(traced_call):
     call, q, _ = traced_call
     meta, _ = flash_mla.get_mla_metadata()
