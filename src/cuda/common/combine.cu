@@ -26,6 +26,7 @@ Status launch_combine(const cuda::WorkShape& shape, const Args& args, const cuda
                                .lse = args.lse,
                                .lse_stride_token = args.lse_stride_token,
                                .lse_stride_head = args.lse_stride_head};
+  params.batch_invariant = shape.batch_invariant;
   params.next_starts_early = next_starts_early;
   if constexpr (requires { args.max_logits; }) {
     params.max_logits = args.max_logits;

@@ -525,8 +525,7 @@ struct PlanKernel {
     cuda::MergeCounts counts = {
         .num_merges = 0,
         .merge_rows = static_cast<int32_t>(std::min<int64_t>(max_rows_, row_lanes_ * shape_.block_rows)),
-        .num_long = 0,
-        .long_splits = 0};
+        .num_long = 0};
     write_merges(true, counts);
     counts.num_long = counts.num_merges;
     write_merges(false, counts);
@@ -548,13 +547,10 @@ struct PlanKernel {
       }
       const cuda::Merge merge = begins ? merge_at(index) : cuda::Merge{};
       begins = begins && (merge.num_splits > cuda::kFewSplits) == are_long;
-      // One scan has the sums of both: merges in the lower 32 bits, their splits above.
       int64_t found = 0;
-      const int64_t before =
-          exclusive_scan<kThreads>(begins ? int64_t{merge.num_splits} << 32 | 1 : 0, shared_.scratch, found);
+      const int64_t before = exclusive_scan<kThreads>(begins ? 1 : 0, shared_.scratch, found);
       if (begins) list_.merges[counts.num_merges + static_cast<int32_t>(before)] = merge;
       counts.num_merges += static_cast<int32_t>(found);
-      if (are_long) counts.long_splits += static_cast<int32_t>(found >> 32);
     }
   }
 };

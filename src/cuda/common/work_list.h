@@ -59,9 +59,8 @@ inline constexpr int32_t kFewSplits = 4;
 /// Says what there is to merge, in the 16 bytes that combine reads first.
 struct alignas(16) MergeCounts {
   int32_t num_merges;
-  int32_t merge_rows;   // no unit has more rows, those of all its row lanes together
-  int32_t num_long;     // the first merges, of more than kFewSplits splits each
-  int32_t long_splits;  // of all of them together
+  int32_t merge_rows;  // no unit has more rows, those of all its row lanes together
+  int32_t num_long;    // the first merges, of more than kFewSplits splits each
 };
 
 struct alignas(16) WorkListHeader {

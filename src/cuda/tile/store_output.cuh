@@ -41,11 +41,15 @@ MLA_DEVICE bool store_four(void* base, DType dtype, int64_t index, const float (
   }
 }
 
-/// Stores four elements from `index` on.
+/// Stores four elements from `index` on. The loop is short because it hardly ever runs.
 MLA_DEVICE void store_columns(void* base, DType dtype, int64_t index, const float (&v)[4]) {
   if (store_four(base, dtype, index, v)) return;
-  MLA_UNROLL
-  for (int i = 0; i < 4; ++i) store_element(base, dtype, index + i, v[i]);
+  float rest[4] = {v[0], v[1], v[2], v[3]};
+  MLA_NO_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    store_element(base, dtype, index + i, rest[0]);
+    for (int next = 1; next < 4; ++next) rest[next - 1] = rest[next];
+  }
 }
 
 /// Stores two elements from `index` on: as many neighbours as an accumulator fragment holds.

@@ -230,22 +230,28 @@ void check_decode(const Case& c, uint64_t seed) {
   fixture.check(memory.list);
 }
 
-/// Expects the same bits of outputs in f32 on GPUs of each number of SMs, in as many orders of threads.
+/// Merges on a GPU of `num_sms` SMs, checks the outputs, and returns them. They are in f32.
+std::vector<float> merged_outputs(const Case& c, uint64_t seed, int32_t num_sms) {
+  MLA_TRACE(testing::Message() << num_sms << " multiprocessors");
+  Fixture fixture(c, 19);
+  core::DecodeArgs args = fixture.batch().args();
+  fixture.fill_outputs(args);
+  ListMemory memory(fixture.shape());
+  expect_planned(fixture.shape(), args, memory);
+  fixture.invent_partials(memory.list);
+  TestQueue queue(seed, num_sms);
+  EXPECT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
+  fixture.check(memory.list);
+  const auto* o = static_cast<const float*>(args.o);
+  return {o, o + args.num_tokens * args.num_heads * args.d_v};
+}
+
+/// Expects the same bits of outputs on GPUs of each number of SMs, in as many orders of threads.
 void expect_same_bits(const Case& c, std::initializer_list<int32_t> num_sms) {
   std::vector<float> first;
+  uint64_t seed = 0;
   for (const int32_t sms : num_sms) {
-    MLA_TRACE(testing::Message() << sms << " multiprocessors");
-    Fixture fixture(c, 19);
-    core::DecodeArgs args = fixture.batch().args();
-    fixture.fill_outputs(args);
-    ListMemory memory(fixture.shape());
-    expect_planned(fixture.shape(), args, memory);
-    fixture.invent_partials(memory.list);
-    TestQueue queue(static_cast<uint64_t>(sms), sms);
-    ASSERT_TRUE(combine_work(fixture.shape(), args, memory.list, false, queue).ok());
-    fixture.check(memory.list);
-    const auto* o = static_cast<const float*>(args.o);
-    const std::vector<float> now(o, o + args.num_tokens * args.num_heads * args.d_v);
+    const std::vector<float> now = merged_outputs(c, ++seed, sms);
     if (first.empty()) first = now;
     EXPECT_EQ(std::memcmp(first.data(), now.data(), now.size() * sizeof(float)), 0);
   }
@@ -290,9 +296,9 @@ TEST(Combine, LanesRaggedQueriesAndInvariantPortions) {
 }
 
 /// Merges requests of these lengths, of which the first is cut into `least_splits` to `most_splits` splits if the grid
-/// has so many blocks. All blocks of combine share slices.
-void expect_shared_slices(const std::vector<int32_t>& kv_len, int32_t grid_blocks, int32_t least_splits,
-                          int32_t most_splits) {
+/// of attention has so many blocks, on a GPU of `num_sms` SMs.
+void expect_merged(const std::vector<int32_t>& kv_len, int32_t grid_blocks, int32_t least_splits, int32_t most_splits,
+                   int32_t num_sms = 132) {
   MLA_TRACE(testing::Message() << grid_blocks << " blocks");
   Fixture fixture({.d_v = 128, .kv_len = kv_len}, 15);
   cuda::WorkShape shape = fixture.shape();
@@ -305,20 +311,25 @@ void expect_shared_slices(const std::vector<int32_t>& kv_len, int32_t grid_block
   EXPECT_GE(memory.list.merges[0].num_splits, least_splits);
   EXPECT_LE(memory.list.merges[0].num_splits, most_splits);
   fixture.invent_partials(memory.list);
-  TestQueue queue(15, 132);
+  TestQueue queue(15, num_sms);
   ASSERT_TRUE(combine_work(shape, args, memory.list, false, queue).ok());
   fixture.check(memory.list);
 }
 
-TEST(Combine, ManySplits) { expect_shared_slices({131072}, 132, 101, 132); }
+// The states of a row are more than the lanes of a warp.
+TEST(Combine, ManySplits) { expect_merged({131072}, 132, 101, 132); }
 
-// A warp loads all splits that it has of a row at once.
-TEST(Combine, MiddlingSplits) {
-  for (const int32_t splits : {9, 12, 31, 32}) expect_shared_slices({131072}, splits, splits, splits);
+// So are the splits that one warp adds, where slices have teams of one and of two warps.
+TEST(Combine, ManySplitsOfEveryWarp) {
+  for (const int32_t num_sms : {1, 2}) expect_merged({131072}, 132, 101, 132, num_sms);
 }
 
-// Rows have at most 32 splits on average, but the first one has more than its warps load at once.
-TEST(Combine, ManySplitsOfOneOfTheRows) { expect_shared_slices({131072, 32768}, 60, 41, 55); }
+// Some warps of a team have one split more than others.
+TEST(Combine, MiddlingSplits) {
+  for (const int32_t splits : {9, 12, 31, 32}) expect_merged({131072}, splits, splits, splits);
+}
+
+TEST(Combine, ManySplitsOfOneOfTheRows) { expect_merged({131072, 32768}, 60, 41, 55); }
 
 TEST(Combine, SparseWritesMaxLogits) {
   const Case c{.d_v = 128, .o_dtype = DType::kF32, .with_sink = true, .kv_len = std::vector<int32_t>(3)};
@@ -373,16 +384,16 @@ TEST(Combine, NothingToMergeWritesNothing) {
   for (int64_t i = 0; i < args.num_tokens * args.num_heads; ++i) EXPECT_EQ(args.lse[i], 12345.0F);
 }
 
-TEST(Combine, SameBitsWhateverTheOrderOfThreads) { expect_same_bits({.d_v = 128, .o_dtype = DType::kF32}, {1, 2, 3}); }
+TEST(Combine, SameBitsWhateverTheOrderOfThreads) { expect_same_bits({.d_v = 128, .o_dtype = DType::kF32}, {2, 2, 2}); }
 
-// The more multiprocessors, the more warps a row has: of few splits one; of more one for each slice, or eight.
-TEST(Combine, SameBitsHoweverRowsAreShared) {
-  expect_same_bits({.o_dtype = DType::kF32}, {1, 16, 132});
-  expect_same_bits({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3}, {1, 3, 132});
+// The more multiprocessors, the larger the teams that share a slice, but for batch_invariant.
+TEST(Combine, InvariantBitsHoweverManyWarpsThereAre) {
+  expect_same_bits({.o_dtype = DType::kF32, .batch_invariant = true}, {1, 16, 132});
+  expect_same_bits({.d_v = 640, .o_dtype = DType::kF32, .num_heads = 3, .batch_invariant = true}, {1, 3, 132});
 }
 
-// Of long merges a warp has a slice, or a block where they have more than eight splits; of the others beside them a
-// warp has a row, of up to four slices or more.
+// Slices of long merges have teams of one, two, four and eight warps; of the others beside them a warp has a row, or,
+// of wide rows, a slice.
 TEST(Combine, LongMergesBesideOthers) {
   for (const auto& [d_v, longest] : {std::pair{512, 16000}, {512, 40000}, {640, 40000}}) {
     MLA_TRACE(testing::Message() << "d_v " << d_v << ", " << longest << " keys");
@@ -396,8 +407,7 @@ TEST(Combine, LongMergesBesideOthers) {
     const cuda::MergeCounts& counts = memory.list.header->merges;
     ASSERT_GT(counts.num_long, 0);
     ASSERT_GT(counts.num_merges, counts.num_long);
-    ASSERT_EQ(counts.long_splits > 8 * counts.num_long, longest == 40000);
-    expect_same_bits(c, {1, 16, 132});
+    for (const int32_t num_sms : {1, 8, 16, 132}) merged_outputs(c, 1, num_sms);
     if (HasFailure()) return;
   }
 }
