@@ -40,11 +40,12 @@ cuda::WorkShape absorbed_shape(const cuda::AbsorbedArgs& args, int64_t num_token
   shape.max_grid_blocks = std::max(device.num_sms * Kernel::kMinBlocks / Kernel::kCluster, 1) * Kernel::kCluster;
   shape.batch_invariant = batch_invariant;
   shape.max_keys = max_keys;
-  if constexpr (requires { Kernel::split_costs(args); }) shape.split_costs = Kernel::split_costs(args);
   // A step of scattered rows takes longer than one of pages, so that a split costs fewer of them. With 3, lists of 512
   // keys stayed whole and most multiprocessors idle: 16 tokens of 16, 64 and 128 heads took 20.1, 24.8, 25.6 us instead
   // of 11.2, 20.2, 24.5; with 1, 32 tokens of 128 heads take 29.2 instead of 26.6 (bf16, H100, 2026-11-27).
   if (args.sparse()) shape.split_costs = {.segment = 2, .split = 2};
+  if constexpr (requires { Kernel::split_costs(args, shape.split_costs); })
+    shape.split_costs = Kernel::split_costs(args, shape.split_costs);
   return shape;
 }
 

@@ -52,8 +52,8 @@ struct AbsorbedKernel {
 
   /// With 16 rows twelve batches, six of them ragged, take 1.4 % less time in the mean than with 2 and 3: 100 requests
   /// of 2,047 keys 66.5 instead of 72.2 us, 64 ragged ones 68.8 instead of 72.9; of e4m3 0.8 % (H200, 2026-11-30).
-  static constexpr cuda::SplitCosts split_costs(const cuda::AbsorbedArgs& /*args*/) {
-    return Config::kRows == 16 ? cuda::SplitCosts{.segment = 3, .split = 1} : cuda::SplitCosts{};
+  static cuda::SplitCosts split_costs(const cuda::AbsorbedArgs& args, cuda::SplitCosts usual) {
+    return Config::kRows == 16 && !args.sparse() ? cuda::SplitCosts{.segment = 3, .split = 1} : usual;
   }
 
   static MLA_DEVICE void run(const Params& args) {
