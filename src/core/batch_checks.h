@@ -57,6 +57,9 @@ bool check_compute(Checks& check, const AttentionOptions& options, DType keys, O
 bool check_finish(Checks& check, const OutputFinish& params, std::string_view field, const TensorView& view,
                   DTypes dtypes, BatchShape& batch, Dim d_v, Finish& args);
 
+/// Checks what append_rope is given for `num_tokens` tokens, which may be unbound.
+bool check_append_rope(Checks& check, const AppendRopeParams& params, int64_t num_tokens, AppendRopeArgs& args);
+
 bool check_context_parallel(Checks& check, const ContextParallel& share);
 
 /// Says which rows of a request its pages hold: one for each token of a rank, or for each whole group of tokens.

@@ -163,16 +163,14 @@ Status validate(const GatherParams& params, GatherArgs& args, Device& device, Me
   return check.finish(device);
 }
 
-Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device, Memory memory) {
-  Checks check(Op::kAppendRope, Scope::kAll, memory);
+bool check_append_rope(Checks& check, const AppendRopeParams& params, int64_t num_tokens, AppendRopeArgs& args) {
   RowWidths widths;  // of the queries and keys that come
   RowWidths joined;  // of the cache's rows, where their latent part ends with the rotary channels
   RowWidths& row_widths = kv_layout(params.cache.format).rotary_in_nope > 0 ? joined : widths;
-  BatchShape batch;
+  BatchShape batch = {.num_tokens = num_tokens};
   CacheShape shape;
   int64_t max_positions = kUnbound;
   int64_t norm_channels = kUnbound;
-  args = {};
   const bool shapes =
       begin_rope(check, params.cache.format, widths) && check_rope_queries(check, params, batch, widths) &&
       check.tensor("ckv", params.ckv, kFloats, {{"T", &batch.num_tokens}, {"kv_lora_rank", &widths.ckv}}) &&
@@ -187,7 +185,7 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
       finish_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape, args.cache) &&
       check_positions(check, params.positions, batch.num_tokens, max_positions) &&
       check_slot_mapping(check, params.slot_mapping, batch.num_tokens, shape);
-  if (!shapes) return check.take();
+  if (!shapes) return false;
 
   args.num_tokens = batch.num_tokens;
   if (params.q_nope.given()) {
@@ -226,7 +224,13 @@ Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& de
     args.norm_channels = static_cast<int32_t>(norm_channels);
   }
   args.norm_eps = params.norm_eps;
-  return check.finish(device);
+  return true;
+}
+
+Status validate(const AppendRopeParams& params, AppendRopeArgs& args, Device& device, Memory memory) {
+  Checks check(Op::kAppendRope, Scope::kAll, memory);
+  args = {};
+  return check_append_rope(check, params, kUnbound, args) ? check.finish(device) : check.take();
 }
 
 Status validate(const CopyPagesParams& params, CopyPagesArgs& args, Device& device, Memory memory) {

@@ -72,13 +72,18 @@ struct AppendGroupsKernel {
       token += step;
       if (token >= args.num_tokens) break;
       const Row next(args, token);
-      append(params, row);
+      append(args, params.page_size, row);
       row = next;
     }
-    append(params, row);
+    append(args, params.page_size, row);
     // The kernel in front writes the queries, and this one starts beside it and needs nothing of it, but must not end
     // before it.
     if constexpr (kTurns) ptx::wait_for_previous_grid();
+  }
+
+  /// Appends one token's row, for another kernel whose warps do so. All lanes of a warp call this.
+  static MLA_DEVICE void append_token(const Args& args, const cuda::FastDivisor& page_size, int32_t token) {
+    append(args, page_size, Row(args, token));
   }
 
  private:
@@ -126,16 +131,16 @@ struct AppendGroupsKernel {
   /// Returns the channels that do not turn.
   static MLA_DEVICE int32_t plain_of(const core::Cache& cache) { return kTurns ? cache.d_plain() : cache.d_ckv; }
 
-  static MLA_DEVICE void append(const Params& params, const Row& row) {
-    const core::Cache& cache = params.args.cache;
+  static MLA_DEVICE void append(const Args& args, const cuda::FastDivisor& page_size, const Row& row) {
+    const core::Cache& cache = args.cache;
     if (row.slot < 0 || row.slot >= cache.num_slots()) return;
-    const PagePlace place = place_in_pages(static_cast<int32_t>(row.slot), params.page_size);
+    const PagePlace place = place_in_pages(static_cast<int32_t>(row.slot), page_size);
     float values[kLaneChannels], pair[2];
     row.latents.unpack(values);
     ptx::unpack_bf16x2(row.rope, pair[0], pair[1]);
     if constexpr (kTurns) {
-      normalize(params.args, values, pair);
-      turn_channels(params.args, row, values, pair);
+      normalize(args, values, pair);
+      turn_channels(args, row, values, pair);
     }
     if (2 * ptx::lane() < cache.d_kpe) store_rope(cache, cache.kpe.row(place.page, place.offset), row.rope, pair);
     std::byte* const to = cache.ckv.row(place.page, place.offset);

@@ -40,22 +40,29 @@ std::optional<Status> launch_keys(const core::AppendRopeArgs& args, bool overlap
 
 }  // namespace
 
-Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue) {
-  using QuantizedKeys = AppendGroupsKernel<DType::kE4M3, core::AppendRopeArgs>;
-  using NormalizedKeys = AppendGroupsKernel<DType::kBF16, core::AppendRopeArgs>;
-  core::AppendRopeArgs keys = args;
+Status run_rope_queries(const core::AppendRopeArgs& args, core::AppendRopeArgs& rest, cuda::Queue& queue) {
+  rest = args;
   const std::optional<Status> queries = args.q_norm ? launch_queries<QueryRowsKernel<true>>(args, queue)
                                                     : launch_queries<QueryRowsKernel<false>>(args, queue);
-  if (queries.has_value()) {
-    if (!queries->ok()) return *queries;
-    keys.num_heads = 0;
-    keys.q_norm = false;
-  }
-  const bool overlaps = queries.has_value();
-  if (const auto status = launch_keys<QuantizedKeys>(keys, overlaps, queue)) return *status;
-  if (const auto status = launch_keys<NormalizedKeys>(keys, overlaps, queue)) return *status;
-  return keys.normalizes() ? launch_rows<AppendRopeKernel<true>>(keys, overlaps, queue)
-                           : launch_rows<AppendRopeKernel<false>>(keys, overlaps, queue);
+  if (!queries.has_value()) return {};
+  rest.num_heads = 0;
+  rest.q_norm = false;
+  return *queries;
+}
+
+Status run_rope_rest(const core::AppendRopeArgs& rest, bool overlaps_previous, cuda::Queue& queue) {
+  using QuantizedKeys = AppendGroupsKernel<DType::kE4M3, core::AppendRopeArgs>;
+  using NormalizedKeys = AppendGroupsKernel<DType::kBF16, core::AppendRopeArgs>;
+  if (const auto status = launch_keys<QuantizedKeys>(rest, overlaps_previous, queue)) return *status;
+  if (const auto status = launch_keys<NormalizedKeys>(rest, overlaps_previous, queue)) return *status;
+  return rest.normalizes() ? launch_rows<AppendRopeKernel<true>>(rest, overlaps_previous, queue)
+                           : launch_rows<AppendRopeKernel<false>>(rest, overlaps_previous, queue);
+}
+
+Status run_append_rope(const core::AppendRopeArgs& args, cuda::Queue& queue) {
+  core::AppendRopeArgs rest;
+  const Status status = run_rope_queries(args, rest, queue);
+  return status.ok() ? run_rope_rest(rest, rest.num_heads < args.num_heads, queue) : status;
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE
