@@ -474,6 +474,8 @@ typedef struct mla_compress_params {
   mla_cache_scales scales;
   mla_indexer_cache indexer; /* out, optional */
   void* stream;              /* cudaStream_t; null = the default stream. Ignored on the CPU */
+  /* What append_rope is to do in the same call, on the same stream, for the same tokens; null = nothing */
+  const mla_append_rope_params* append;
 } mla_compress_params;
 
 typedef struct mla_finish_output_params {

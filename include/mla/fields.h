@@ -75,7 +75,7 @@ MLA_FIELDS(IndexerLogitsParams, q, weights, cache, pages, qo_indptr, causal, com
 MLA_FIELDS(TopKParams, logits, lengths, starts, blocks, block_size, indices);
 MLA_FIELDS(IndexerTopKParams, indexer, pages, page_size, context_parallel, list_tokens, topk, slots, valid_count);
 MLA_FIELDS(CompressParams, kv, score, position_bias, qo_indptr, kv_len, ratio, overlap, state, state_table, norm_weight,
-           norm_eps, latent, slot_mapping, cos_sin, interleaved, cache, indexer, power_of_two_scales);
+           norm_eps, latent, slot_mapping, cos_sin, interleaved, cache, indexer, power_of_two_scales, append);
 MLA_FIELDS(FinishOutputParams, o, finish, out);
 
 #undef MLA_PARENTHESES

@@ -463,6 +463,10 @@ struct CompressParams {
   KvCache cache = {};            ///< out, optional
   IndexerCache indexer = {};     ///< out, optional; D is 128 then
   bool power_of_two_scales = true;  ///< of the indexer's keys, as in append_indexer
+  /// Does in the same call, with the same bits, what append_rope does: it appends the latents of the same T tokens, and
+  /// makes their queries ready. Its cache is one of its own, V4's window. Optional: none of its tensors is given. On a
+  /// GPU keys of bf16 that become e4m3 need no launch of their own.
+  AppendRopeParams append = {};
 };
 
 /// Finishes stored outputs of attention, in one pass. decode_sparse can do the same before it stores them.

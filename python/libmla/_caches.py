@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ._operation import Output, operation
 from .context import Context
-from .types import Cache, DType, IndexerFormat, LseBase, Rows, Tensor
+from .types import Arguments, Cache, DType, IndexerFormat, LseBase, Rows, Tensor
 
 
 @operation(Output("out"), Output("lse"))
@@ -204,7 +204,7 @@ def copy_pages(
     """
 
 
-@operation(Output("latent"), written=("state", "cache", "indexer_cache"))
+@operation(Output("latent"), written=("state", "cache", "indexer_cache", "append"), parts={"append": "append_rope"})
 def compress(
     kv: Tensor,
     score: Tensor | None = None,
@@ -226,6 +226,7 @@ def compress(
     cos_sin: Tensor | None = None,
     interleaved: bool = True,
     power_of_two_scales: bool = True,
+    append: Arguments | None = None,
     latent: Tensor | None = None,
     latent_dtype: DType | None = None,
     context: Context | None = None,
@@ -275,6 +276,9 @@ def compress(
         interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + rotary channels / 2).
         power_of_two_scales: whether scales of the indexer's keys are rounded up to powers of two, as in
             :func:`append_indexer`.
+        append: arguments of :func:`append_rope`, by name, which is done in the same call for the same T tokens, to a
+            cache of its own (the window of V4); with ``q`` also ``q_out``. The bits are those of two calls; on a GPU
+            keys of bf16 that become e4m3 need no launch of their own.
         latent: [T, D]; bf16, f16 or f32. Rows of tokens that end no group are not written: in a new one they hold
             anything. What is appended is the latent as rounded here.
         latent_dtype: the type of a new ``latent``; None: that of ``kv``.

@@ -72,12 +72,15 @@ def framework_of(value: object) -> str:
 
 
 def _arrays(value: object) -> Iterator[object]:
-    """Yields the arrays within an argument: itself, or those of a pair or of a KvCache."""
+    """Yields the arrays within an argument: itself, or those of a pair, of a KvCache or of another operation's
+    arguments."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from _arrays(item)
+    elif isinstance(value, dict):
+        yield from _arrays(list(value.values()))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _arrays(getattr(value, field.name))
@@ -233,6 +236,8 @@ class _Borrowed:
         """Returns a result with its tensors as arrays of the leader's framework, or as the caller's own arrays."""
         if isinstance(result, (tuple, list)):
             return type(result)(self.give_back(item) for item in result)
+        if isinstance(result, dict):
+            return {name: self.give_back(item) for name, item in result.items()}
         if dataclasses.is_dataclass(result) and not isinstance(result, type):
             return _replace(result, self.give_back)
         if framework_of(result) != _NATIVE:
@@ -281,19 +286,30 @@ def _lend_array(array: Any, framework: str, writable: bool) -> tvm_ffi.Tensor:
     return tvm_ffi.from_dlpack(array)
 
 
+def _lend_arguments(
+    borrowed: _Borrowed, operation: Operation, arguments: dict[str, Any], in_place: tuple[str, ...], call: str
+) -> dict[str, Any]:
+    """Lends an operation's arguments; those of `in_place` are changed in place. `call` is what errors begin with."""
+    outputs = tuple(output.name for output in operation.outputs)
+    lent = {}
+    for name, value in arguments.items():
+        if name in operation.parts and value is not None:
+            part = operation.parts[name]
+            lent[name] = _lend_arguments(borrowed, part.operation, value, part.written, f"{call}: {name}")
+            continue
+        try:
+            lent[name] = borrowed.lend(value, name in in_place or name in outputs, name in in_place)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{call}: {name}: {error}") from error
+    return lent
+
+
 def run_borrowed(operation: Operation, arguments: dict[str, Any], leader: Any) -> Any:
     """Runs an operation on arrays, of which `leader` is the first."""
     framework = framework_of(leader)
     borrowed = _Borrowed(leader)
-    outputs = {output.name for output in operation.outputs}
-    lent = {}
-    for name, value in arguments.items():
-        written = name in operation.written
-        try:
-            lent[name] = borrowed.lend(value, written or name in outputs, written)
-        except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{operation.name}: {name}: {error}") from error
+    lent = _lend_arguments(borrowed, operation, arguments, operation.written, operation.name)
     with _in_framework(leader, framework):
         result = operation.run((), lent)
     result = borrowed.give_back(result)

@@ -7,7 +7,8 @@ way. A process that only loads an exported program imports it first.
 
 An operator has the arguments of the function of its name, in torch's types, which are made from its signature: a
 KvCache becomes its fields (``cache_format``, ``cache_kv``, ``cache_ckv``, ...), a pair two tensors (``q`` and
-``q_pe``), a Plan or Context its number; ``out`` is called ``o``. ``torch.ops.libmla.<name>`` makes its outputs, all of
+``q_pe``), arguments of another operation theirs (``append_ckv``, ``append_cache_format``, ...), a Plan or Context its
+number; ``out`` is called ``o``. ``torch.ops.libmla.<name>`` makes its outputs, all of
 them; those that the caller did not ask for are empty. ``torch.ops.libmla.<name>_out`` writes into tensors that are
 given, which are annotated as mutated, as are caches and states that are written: functionalization sees it. Operators
 that write those have one form only, and so have operators without an output of their own.
@@ -28,7 +29,7 @@ import torch
 
 from . import _attention, _caches, _core, _indexing  # noqa: F401 (three declare the operations)
 from ._call import refuse_gradients
-from ._operation import OPERATIONS, Operation, Output
+from ._operation import OPERATIONS, Operation, Output, Part
 from .types import KvCache
 
 _Arguments = dict[str, Any]
@@ -72,7 +73,11 @@ def _inputs_schema(operation: Operation) -> str:
     marks = (f"({alias}!)" for alias in string.ascii_lowercase)  # outputs have the last ones
     left_out = {output.name for output in operation.outputs} | set(_flags(operation))
     for name, parameter in operation.signature.parameters.items():
-        if name in operation.caches:
+        if name in operation.parts:
+            caches, others = _part_schema(operation.parts[name], marks)
+            required += caches
+            optional += others
+        elif name in operation.caches:
             required.append(_cache_schema(name, marks if name in operation.written else None))
         elif name in operation.pairs and name not in left_out:
             if parameter.default is None:
@@ -89,6 +94,25 @@ def _inputs_schema(operation: Operation) -> str:
                 default = json.dumps(parameter.default) if type(parameter.default) is str else parameter.default
                 optional.append(f"{schema}={default}")
     return ", ".join(required + optional)
+
+
+def _part_schema(part: Part, marks: Iterator[str]) -> tuple[list[str], list[str]]:
+    """Returns the schemas of the caches among another operation's arguments, and of the others, none of which need be
+    given."""
+    of, caches, others = part.operation, [], []
+    for name, parameter in of.signature.parameters.items():
+        full = f"{part.argument}_{name}"
+        if name in of.caches:
+            caches.append(_cache_schema(full, marks))
+        elif name in of.pairs:
+            others += [f"Tensor? {full}=None", f"Tensor? {full}_pe=None"]
+        elif name in part.passed:
+            plain = _type(parameter.annotation, next(marks) if name in part.written else "")
+            if plain.startswith("Tensor"):
+                others.append(f"{plain.removesuffix('?')}? {full}=None")
+            else:
+                others.append(f"{plain} {full}={parameter.default}")
+    return caches, others
 
 
 def _flags(operation: Operation) -> tuple[str, ...]:
@@ -110,6 +134,7 @@ class _Operator:
         outputs: what it writes beside caches.
         caches: arguments that are a Cache. Their fields stand in the schema.
         pairs: arguments that may be a pair of tensors. The second one is `<name>_pe`.
+        parts: arguments that hold those of another operation, and the names of these.
         flags: arguments that ask for outputs and are nothing else.
         writes_inputs: whether there is but one form: it writes caches or state, and outputs where they are given.
         run: the operation itself.
@@ -124,6 +149,7 @@ class _Operator:
         self.outputs += [
             Output(output.name + "_pe", returned=False) for output in self.outputs if output.name in self.pairs
         ]
+        self.parts = {name: part.operation.name for name, part in operation.parts.items()}
         self.flags = _flags(operation)
         self.writes_inputs = bool(operation.written)
         self.parameters = tuple(operation.signature.parameters)
@@ -309,6 +335,8 @@ def _flatten(operator: _Operator, arguments: _Arguments) -> _Arguments:
     flat = {}
     for given, value in arguments.items():
         name = _torch_name(given)
+        if name in operator.parts:
+            continue
         if name in operator.caches:
             flat.update(_flatten_cache(name, value))
         elif name in operator.pairs and type(value) is tuple:
@@ -324,12 +352,20 @@ def _flatten(operator: _Operator, arguments: _Arguments) -> _Arguments:
             flat.update(_flatten_cache(name, None))
     for name in operator.pairs:
         flat.setdefault(name + "_pe", None)
+    for name, other in operator.parts.items():
+        part = _flatten(_OPERATORS[other], arguments.get(name) or {})
+        flat.update({f"{name}_{field}": value for field, value in part.items()})
     return flat
 
 
 def _unflatten(operator: _Operator, flat: _Arguments) -> _Arguments:
     """Returns the operator's arguments as the function's."""
     arguments = dict(flat)
+    for name, other in operator.parts.items():
+        fields = [field for field in arguments if field.startswith(f"{name}_")]
+        part = {field.removeprefix(f"{name}_"): arguments.pop(field) for field in fields}
+        if any(isinstance(value, torch.Tensor) for value in part.values()):
+            arguments[name] = _unflatten(_OPERATORS[other], part)
     for name in operator.caches:
         fields = {field: arguments.pop(f"{name}_{field}") for field in _CACHE_TYPES}
         if fields["format"]:

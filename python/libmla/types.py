@@ -78,6 +78,9 @@ class KvCache:
     Writers choose 2^ceil(log2(max(amax, 1e-4) / 448)) or amax / 448, amax being a group's largest magnitude."""
 
 
+Arguments: TypeAlias = "dict[str, Any]"
+"""Stands for the arguments of another operation, by name."""
+
 Cache: TypeAlias = "KvCache | Tensor | tuple[Tensor, Tensor]"
 """Stands for a :class:`KvCache`, or a tensor, or a pair (ckv, kpe), of bf16, f16 or e4m3, whose format is their element
 type."""

@@ -18,10 +18,9 @@ constexpr FieldName kNamesOfRope[] = {{"q_nope", "q[0]"}, {"q_pe", "q[1]"}};
 constexpr FieldName kNamesOfGather[] = {{"out_kv", "out"}, {"out_ckv", "out[0]"}, {"out_kpe", "out[1]"}};
 constexpr FieldName kNamesOfCopy[] = {{"from.", "from_cache."}, {"to.", "to_cache."}};
 constexpr FieldName kNamesOfFinish[] = {{"o", "attention_out"}, {"finish.", ""}};
-constexpr FieldName kNamesOfCompress[] = {{"indexer.kv", "indexer_cache"},
-                                          {"indexer.page_size", "indexer_page_size"},
-                                          {"indexer.format", "indexer_format"},
-                                          {"indexer", "indexer_cache"}};
+constexpr FieldName kNamesOfCompress[] = {
+    {"indexer.kv", "indexer_cache"}, {"indexer.page_size", "indexer_page_size"}, {"indexer.format", "indexer_format"},
+    {"indexer", "indexer_cache"},    {"append.q_nope", "append.q[0]"},           {"append.q_pe", "append.q[1]"}};
 
 const Operation kMergeStates =
     Operation::of<MergeStatesParams>({.name = "merge_states", .names = kNamesOfMerge, .more = {"out_dtype"}});
@@ -36,8 +35,8 @@ const Operation kFinishOutput =
                                        .names = kNamesOfFinish,
                                        .e4m3 = {"out"},
                                        .more = {"return_scale", "out_dtype", "channels_per_scale"}});
-const Operation kCompress =
-    Operation::of<CompressParams>({.name = "compress", .names = kNamesOfCompress, .more = {"latent_dtype"}});
+const Operation kCompress = Operation::of<CompressParams>(
+    {.name = "compress", .names = kNamesOfCompress, .e4m3 = {"append.q_out"}, .more = {"latent_dtype"}});
 
 int64_t extent(const TensorView& view, size_t dim) { return view.shape[dim]; }
 

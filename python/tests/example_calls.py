@@ -184,6 +184,27 @@ def compress_calls() -> dict[str, Call]:
                 "latent_dtype": "f32",
             },
         ),
+        "compress, append": (
+            "compress",
+            (_random(TOKENS, D_V),),
+            {
+                "kv_len": kept["kv_len"],
+                "slot_mapping": _SLOTS,
+                "cache": pool.clone(),
+                "append": {
+                    "q": (_random(TOKENS, HEADS, 448), _random(TOKENS, HEADS, 64)),
+                    "q_out": torch.zeros(TOKENS, HEADS, 512, dtype=torch.bfloat16),
+                    "q_norm": True,
+                    "ckv": _random(TOKENS, 448),
+                    "kpe": _random(TOKENS, 64),
+                    "slot_mapping": _SLOTS,
+                    "cache": packed_cache("fp8_dsv4"),
+                    "cos_sin": _random(12, 64, dtype=torch.float32),
+                    "positions": torch.tensor([7, 3, 11]),
+                    "norm_weight": _random(512),
+                },
+            },
+        ),
         "compress, packed": (
             "compress",
             (_random(TOKENS, D_V, dtype=torch.float32),),

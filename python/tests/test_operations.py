@@ -45,7 +45,7 @@ def declared(parameters: str, *outputs: Output) -> Operation:
     """Returns top_k, declared with other parameters."""
     words: dict[str, Any] = {}
     exec(f"def top_k({parameters}): ...", words)  # noqa: S102
-    return Operation(words["top_k"], outputs, ())
+    return Operation(words["top_k"], outputs, (), {})
 
 
 @pytest.mark.parametrize(

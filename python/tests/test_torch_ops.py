@@ -10,7 +10,7 @@ import inspect
 import io
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import example_calls
 import libmla
 from libmla import _core, torch_ops
+from libmla._operation import OPERATIONS
 from small_problems import decode_problem
 
 CALLS = example_calls.calls()
@@ -128,19 +129,32 @@ def test_operators_pass_the_checks_of_torch(case: str) -> None:
     torch.library.opcheck(getattr(torch.ops.libmla, operator).default, (), named, test_utils=tests)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in CALLS.values()}))
-def test_operators_take_what_functions_take(name: str) -> None:
+def expect_same_arguments(found: set[str], parameters: Collection[str]) -> None:
+    """Checks that operators have the arguments of a function, where caches are their fields and pairs two tensors."""
     renamed = {"q_pe": "q", "rows_pe": "rows", "o_pe": "out", "o": "out"}
-    parameters = inspect.signature(getattr(libmla, name)).parameters
-    operators = torch.ops.libmla
-    forms = [getattr(operators, form) for form in (name, name + "_out") if hasattr(operators, form)]
-    found = {argument.name for form in forms for argument in form.default._schema.arguments}
-    found |= {renamed[argument] for argument in found & renamed.keys()}
+    found = found | {renamed[argument] for argument in found & renamed.keys()}
     for parameter in parameters:
         fields = {field for field in found if field.startswith((f"{parameter}_kv", f"{parameter}_format"))}
         assert parameter in found or fields, parameter
     for argument in found:
         assert argument in parameters or renamed.get(argument) in parameters or "cache_" in argument, argument
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in CALLS.values()}))
+def test_operators_take_what_functions_take(name: str) -> None:
+    parameters = inspect.signature(getattr(libmla, name)).parameters
+    operators = torch.ops.libmla
+    forms = [getattr(operators, form) for form in (name, name + "_out") if hasattr(operators, form)]
+    found = {argument.name for form in forms for argument in form.default._schema.arguments}
+    for part in OPERATIONS[name].parts.values():
+        of_part = {argument for argument in found if argument.startswith(f"{part.argument}_")}
+        found = found - of_part | {part.argument}
+        of_part = {argument.removeprefix(f"{part.argument}_") for argument in of_part}
+        expect_same_arguments(
+            of_part,
+            inspect.signature(getattr(libmla, part.operation.name)).parameters.keys() - {"context", "q_out_dtype"},
+        )
+    expect_same_arguments(found, parameters.keys())
     for form in forms:
         for argument in form.default._schema.arguments:
             if argument.has_default_value() and argument.name in parameters.keys() - {"plan", "context"}:

@@ -564,7 +564,9 @@ struct CompressArgs {
   Cache cache = {};
   IndexerPages indexer = {};
   bool power_of_two_scales = true;  // of the indexer's keys
+  AppendRopeArgs append = {};       // of no tokens if there is nothing to append beside the latents
 
+  constexpr bool appends() const { return append.num_tokens > 0; }
   /// Returns W.
   constexpr int32_t width() const { return overlap ? 2 * d_latent : d_latent; }
   /// Returns from how many tokens a latent is pooled.

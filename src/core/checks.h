@@ -29,7 +29,7 @@ inline constexpr int64_t kUnbound = -1;
 inline constexpr int64_t kMaxKvLen = int64_t{1} << 30;
 
 /// Limits the tensors of an operation, its workspace included.
-inline constexpr size_t kMaxTensors = 24;
+inline constexpr size_t kMaxTensors = 32;
 
 /// Names a dimension ("" for a fixed one) and points to its extent. The check binds `*extent` if it is kUnbound.
 struct Dim {

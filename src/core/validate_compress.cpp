@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
+#include <type_traits>
 
 #include "core/batch_checks.h"
 #include "core/list_checks.h"
 #include "core/validate.h"
+#include "mla/fields.h"
 
 namespace mla::core {
 namespace {
@@ -171,6 +174,27 @@ bool check_lists(Checks& check, const CompressArgs& args) {
   return true;
 }
 
+/// Returns whether any tensor is given.
+template <HasFields Params>
+bool is_given(const Params& params) {
+  bool given = false;
+  for_each_field(params, [&](std::string_view, const auto& field) {
+    using Field = std::remove_cvref_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, TensorView>)
+      given = given || field.given();
+    else if constexpr (HasFields<Field>)
+      given = given || is_given(field);
+  });
+  return given;
+}
+
+/// Checks what is appended beside the latents.
+bool check_append(Checks& check, const AppendRopeParams& params, int64_t num_tokens, AppendRopeArgs& args) {
+  if (!is_given(params)) return true;
+  const Checks::Within within(check, "append");
+  return check_append_rope(check, params, num_tokens, args);
+}
+
 }  // namespace
 
 Status validate(const CompressParams& params, CompressArgs& args, Device& device, Memory memory) {
@@ -182,7 +206,7 @@ Status validate(const CompressParams& params, CompressArgs& args, Device& device
        !check.tensor("norm_weight", params.norm_weight, kFloats, {{"D", &at.d_latent}})) ||
       !check.require(std::isfinite(params.norm_eps) && params.norm_eps >= 0, "norm_eps",
                      "expected a finite number of at least 0, got {}", params.norm_eps) ||
-      !check_targets(check, params, at, args))
+      !check_targets(check, params, at, args) || !check_append(check, params.append, at.num_tokens, args.append))
     return check.take();
   args.batch_size = static_cast<int32_t>(at.batch_size);
   args.num_tokens = at.num_tokens;

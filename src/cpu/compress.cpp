@@ -149,6 +149,7 @@ void run_compress(const KernelSet& set, const CompressArgs& args, core::ThreadPo
       args.num_tokens * args.width() * static_cast<int64_t>(size_of(args.dtype)) * (args.ratio > 1 ? 2 : 1);
   share(pool, args.num_tokens, bytes,
         [&](int64_t begin, int64_t end) { Compressor(set, args, bytes).share_of_tokens(begin, end); });
+  if (args.appends()) run_append_rope(set, args.append, pool);
   if (args.state == nullptr) return;
   const int64_t kept = args.batch_size * std::min(args.capacity(), args.num_tokens) * args.width() * 8;
   share(pool, args.batch_size, kept, [&](int64_t begin, int64_t end) {

@@ -7,7 +7,8 @@
 //   `ratio` or `block_size` of what works with the indexer, whose callers may have a struct without them.
 // - The topk_length_per of both pools stand at the end of decode_sparse's params, which can grow.
 // - indexer_top_k has the indexer's fields among its own, and the indexer's page table as `indexer_pages`.
-// A nested struct that has no room for a new field leaves it to the params around it, which can grow.
+// A nested struct that has no room for a new field leaves it to the params around it, which can grow. One that grows by
+// itself is given by a pointer; null: it has its defaults.
 #pragma once
 
 #include <string>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch/c_versions.h"
 #include "mla/c_api.h"
 #include "mla/fields.h"
 #include "mla/status.h"
@@ -179,6 +181,16 @@ void StructReader::read_nested(const FieldPath& path, Member member, Params& par
     const bool of_indexer = path.name == "indexer";
     read_from(Given<mla_page_table>{of_indexer ? outer.fields.indexer_pages : outer.fields.pages,
                                     {&outer.at, of_indexer ? "indexer_pages" : "pages"}});
+  } else if constexpr (requires { member.of(outer.fields)->struct_size; }) {
+    const auto* const given = member.of(outer.fields);
+    const FieldPath at = {&outer.at, member.name};
+    if (given == nullptr) return;
+    std::remove_cvref_t<decltype(*given)> copy;
+    if (Status status = read_struct(core::format("{}: {}", name(op_), at.text()), given, copy); !status.ok()) {
+      if (status_.ok()) status_ = std::move(status);
+      return;
+    }
+    read_from(Given<decltype(copy)>{copy, at});
   } else if constexpr (HasMember<Member, Outer>) {
     using Inner = std::remove_cvref_t<decltype(member.of(outer.fields))>;
     const Given<Inner> inner = {member.of(outer.fields), {&outer.at, here.name}};

@@ -124,6 +124,7 @@ void compress(const core::CompressArgs& args) {
     }
     keep(args, tokens, end);
   }
+  if (args.appends()) append_rope(args.append);
 }
 
 }  // namespace mla::reference

@@ -39,6 +39,7 @@ int main(void) {
   RUN(test_writers, (context));
   RUN(test_around_attention, (context));
   RUN(test_compress, (context));
+  RUN(test_compress_append, (context));
   RUN(test_compress_errors, (context));
   RUN(test_index_tools, (context));
   RUN(test_indexer, (context));

@@ -71,6 +71,7 @@ void test_prefill_sparse(const mla_context* context);
 void test_append_and_gather(const mla_context* context);
 void test_writers(const mla_context* context);
 void test_compress(const mla_context* context);
+void test_compress_append(const mla_context* context);
 void test_compress_errors(const mla_context* context);
 void test_index_tools(const mla_context* context);
 void test_indexer(const mla_context* context);

@@ -95,13 +95,100 @@ static void expect_keys(const mla_context* context, int32_t any_scales, uint8_t 
   CHECK(equal);
 }
 
+/* What tokens 0 ... 3 append beside their latents: two channels each, and two that turn. */
+typedef struct window {
+  float ckv[4 * 2], kpe[4 * 2], cos_sin[4 * 2];
+  uint16_t cache[4 * 4];
+  int64_t positions[4], slots[4], rows_shape[2], list_shape[1], cache_shape[3];
+  mla_tensor ckv_tensor, kpe_tensor, angles_tensor, positions_tensor, slots_tensor, cache_tensor;
+  mla_append_rope_params params;
+} window;
+
+static void fill_window(window* w) {
+  w->rows_shape[0] = w->list_shape[0] = w->cache_shape[1] = w->cache_shape[2] = 4;
+  w->rows_shape[1] = 2;
+  w->cache_shape[0] = 1;
+  for (int t = 0; t < 4; ++t) {
+    w->ckv[2 * t] = w->ckv[2 * t + 1] = (float)t;
+    w->kpe[2 * t] = 1.0F;
+    w->cos_sin[2 * t] = (float)(t % 2 == 0); /* odd positions turn by a right angle */
+    w->cos_sin[2 * t + 1] = (float)(t % 2);
+    w->positions[t] = t;
+    w->slots[t] = 3 - t;
+  }
+  w->ckv_tensor = tensor(w->ckv, kF32, 2, w->rows_shape);
+  w->kpe_tensor = tensor(w->kpe, kF32, 2, w->rows_shape);
+  w->angles_tensor = tensor(w->cos_sin, kF32, 2, w->rows_shape);
+  w->positions_tensor = tensor(w->positions, kI64, 1, w->list_shape);
+  w->slots_tensor = tensor(w->slots, kI64, 1, w->list_shape);
+  w->cache_tensor = tensor(w->cache, kBf16, 3, w->cache_shape);
+  w->params = mla_append_rope_params_init();
+  w->params.ckv = &w->ckv_tensor;
+  w->params.kpe = &w->kpe_tensor;
+  w->params.cos_sin = &w->angles_tensor;
+  w->params.positions = &w->positions_tensor;
+  w->params.slot_mapping = &w->slots_tensor;
+  w->params.cache.kv = &w->cache_tensor;
+}
+
+void test_compress_append(const mla_context* context) {
+  static pairs p;
+  static window w;
+  fill_pairs(&p, 0, 4);
+  fill_window(&w);
+  p.params.append = &w.params;
+  CHECK(mla_compress_run(context, &p.params) == MLA_OK);
+  CHECK(from_bf16(p.cache[0]) == 2.0F && fabsf(p.latent[12] - 10.0F) < 1e-5F);
+  for (int t = 0; t < 4; ++t) {
+    const uint16_t* row = w.cache + 4 * (3 - t);
+    CHECK(from_bf16(row[0]) == (float)t && from_bf16(row[1]) == (float)t);
+    CHECK(from_bf16(row[2]) == (float)(t % 2 == 0) && from_bf16(row[3]) == (float)(t % 2));
+  }
+
+  /* A struct of the version before norms, which the reader takes for one without them. */
+  memset(w.cache, 0, sizeof w.cache);
+  w.params.struct_size = offsetof(mla_append_rope_params, q_norm_weight);
+  w.params.q_norm = 7;
+  CHECK(mla_compress_run(context, &p.params) == MLA_OK);
+  CHECK(from_bf16(w.cache[0]) == 3.0F);
+
+  memset(w.cache, 0, sizeof w.cache);
+  memset(p.latent, 0, sizeof p.latent);
+  fill_window(&w);
+  w.params.ckv = NULL;
+  CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT,
+              "compress: append.ckv: expected a tensor, got none");
+  fill_window(&w);
+  w.params.interleaved = 2;
+  CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT,
+              "compress: append.interleaved: expected 0 or 1, got 2");
+  fill_window(&w);
+  w.params.scales.ckv_scale = &w.kpe_tensor;
+  CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT,
+              "compress: append.scales.ckv_scale: expected none for bf16, got a tensor");
+  fill_window(&w);
+  w.params.reserved = 1;
+  CHECK_ERROR(mla_compress_run(context, &p.params), MLA_INVALID_ARGUMENT,
+              "compress: append.reserved: expected 0, got 1");
+  fill_window(&w);
+  w.params.struct_size = 8;
+  CHECK(mla_compress_run(context, &p.params) == MLA_INVALID_ARGUMENT);
+  CHECK(strstr(mla_last_error(), "compress: append: struct_size: expected ") == mla_last_error());
+  fill_window(&w);
+  w.cache_tensor.data = p.cache;
+  CHECK(mla_compress_run(context, &p.params) == MLA_INVALID_ARGUMENT);
+  CHECK(strstr(mla_last_error(), "compress: cache.kv: expected memory apart from that of append.cache.kv") ==
+        mla_last_error());
+  for (int i = 0; i < 16; ++i) CHECK(p.latent[i] == 0.0F && w.cache[i] == 0);
+}
+
 void test_compress(const mla_context* context) {
   const mla_compress_params defaults = mla_compress_params_init();
   CHECK(defaults.struct_size == sizeof defaults);
   CHECK(defaults.ratio == 1 && defaults.overlap == 0 && defaults.interleaved == 1 && defaults.any_scales == 0);
   CHECK(defaults.norm_eps == 1e-6F && defaults.reserved == 0);
   CHECK(defaults.kv == NULL && defaults.state == NULL && defaults.cache.kv == NULL && defaults.indexer.kv == NULL);
-  CHECK(defaults.stream == NULL);
+  CHECK(defaults.stream == NULL && defaults.append == NULL);
 
   static pairs p;
   fill_pairs(&p, 0, 3);

@@ -150,7 +150,8 @@ TEST(Layout, NoCompressParamsHaveGaps) {
   // Pointers, then numbers in pairs: no byte between them would be left to chance.
   EXPECT_EQ(offsetof(mla_compress_params, ratio), 12 * sizeof(void*));
   EXPECT_EQ(offsetof(mla_compress_params, cache), 12 * sizeof(void*) + 6 * sizeof(int32_t));
-  EXPECT_EQ(sizeof(mla_compress_params), 13 * sizeof(void*) + 6 * sizeof(int32_t) + sizeof(mla_kv_cache) +
+  EXPECT_EQ(offsetof(mla_compress_params, append), offsetof(mla_compress_params, stream) + sizeof(void*));
+  EXPECT_EQ(sizeof(mla_compress_params), 14 * sizeof(void*) + 6 * sizeof(int32_t) + sizeof(mla_kv_cache) +
                                              sizeof(mla_cache_scales) + sizeof(mla_indexer_cache));
 }
 

@@ -399,34 +399,47 @@ void fuzz_append(FuzzedDataProvider& input, const Context& context, Tensors& ten
   expect_status(run(context, p));
 }
 
-void fuzz_append_rope(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+/// Makes what append_rope takes for so many tokens, 3 or 6.
+AppendRopeParams make_rope(FuzzedDataProvider& input, Tensors& tensors, int64_t tokens) {
+  const auto list = [&](std::vector<int64_t> values) {
+    values.resize(static_cast<size_t>(tokens));
+    return tensors.make_list(DType::kI64, values);
+  };
   const CacheFormat format = any_format(input);
   Widths widths = widths_of(format);
   const int32_t inside = kv_layout(format).rotary_in_nope;
   widths.nope -= inside;
   widths.rope += inside;
-  AppendRopeParams p{.ckv = tensors.make(DType::kF32, {3, widths.nope}),
-                     .kpe = tensors.make(DType::kF32, {3, widths.rope}),
+  AppendRopeParams p{.ckv = tensors.make(DType::kF32, {tokens, widths.nope}),
+                     .kpe = tensors.make(DType::kF32, {tokens, widths.rope}),
                      .cos_sin = tensors.make(DType::kF32, {5, widths.rope}),
-                     .positions = tensors.make_list(DType::kI64, std::vector<int64_t>{0, 4, 2}),
+                     .positions = list({0, 4, 2, 3, 1, 4}),
                      .interleaved = input.ConsumeBool(),
-                     .slot_mapping = tensors.make_list(DType::kI64, std::vector<int64_t>{31, -1, 0}),
+                     .slot_mapping = list({31, -1, 0, 17, 5, 9}),
                      .cache = make_cache(input, tensors, format)};
   if (input.ConsumeBool()) {
     const bool narrow = input.ConsumeBool();
-    p.q_nope = tensors.make(DType::kBF16, {3, 2, widths.nope});
-    p.q_pe = tensors.make(DType::kBF16, {3, 2, widths.rope});
-    p.q_out = tensors.make(narrow ? DType::kE4M3 : DType::kBF16, {3, 2, widths.nope + widths.rope});
+    p.q_nope = tensors.make(DType::kBF16, {tokens, 2, widths.nope});
+    p.q_pe = tensors.make(DType::kBF16, {tokens, 2, widths.rope});
+    p.q_out = tensors.make(narrow ? DType::kE4M3 : DType::kBF16, {tokens, 2, widths.nope + widths.rope});
     if (narrow) p.q_scale = make_scale(input, tensors);
     p.q_norm = input.ConsumeBool();
     if (input.ConsumeBool()) p.q_norm_weight = tensors.make(DType::kF32, {widths.nope + widths.rope});
   }
   if (input.ConsumeBool())
     p.norm_weight = tensors.make(DType::kBF16, {widths.nope + (input.ConsumeBool() ? widths.rope : 0)});
-  break_some(input, tensors,
-             std::vector<TensorView*>{&p.q_nope, &p.q_pe, &p.q_out, &p.q_scale, &p.ckv, &p.kpe, &p.cos_sin,
-                                      &p.positions, &p.slot_mapping, &p.q_norm_weight, &p.norm_weight} +
-                 views_of(p.cache));
+  return p;
+}
+
+std::vector<TensorView*> views_of(AppendRopeParams& p) {
+  return std::vector<TensorView*>{&p.q_nope,  &p.q_pe,      &p.q_out,        &p.q_scale,       &p.ckv,        &p.kpe,
+                                  &p.cos_sin, &p.positions, &p.slot_mapping, &p.q_norm_weight, &p.norm_weight} +
+         views_of(p.cache);
+}
+
+void fuzz_append_rope(FuzzedDataProvider& input, const Context& context, Tensors& tensors) {
+  AppendRopeParams p = make_rope(input, tensors, 3);
+  break_some(input, tensors, views_of(p));
   expect_status(run(context, p));
 }
 
@@ -611,11 +624,12 @@ void fuzz_compress(FuzzedDataProvider& input, const Context& context, Tensors& t
   if (rotary > 0) p.cos_sin = tensors.make(DType::kF32, {9, rotary});
   if (input.ConsumeIntegralInRange<int>(0, 7) == 0) p.ratio = static_cast<int32_t>(any_integer(input));
   if (input.ConsumeIntegralInRange<int>(0, 7) == 0) p.overlap = !p.overlap;
+  if (input.ConsumeBool()) p.append = make_rope(input, tensors, 6);
   break_some(
       input, tensors,
       std::vector<TensorView*>{&p.kv, &p.score, &p.position_bias, &p.qo_indptr, &p.kv_len, &p.state, &p.state_table,
                                &p.norm_weight, &p.latent, &p.slot_mapping, &p.cos_sin, &p.indexer.kv} +
-          views_of(p.cache));
+          views_of(p.cache) + views_of(p.append));
   expect_status(run(context, p));
 }
 

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "device_test.h"
@@ -92,6 +95,99 @@ MLA_FOR_EVERY_DEVICE(CompressOnDevice, Op::kCompress);
 TEST_P(CompressOnDevice, CompressorsOfTheModels) {
   for (const CompressSpec& spec : compressors())
     for_batches(spec, [&](const CompressSpec& batch) { expect_ok(batch); });
+}
+
+/// Returns what is appended beside the latents of a batch: keys as V4 and V4.1 have them, which the kernel of the
+/// latents' rows takes, and others, with and without queries.
+std::vector<kit::AppendRopeSpec> appends_beside(const CompressSpec& compress) {
+  using Norm = kit::AppendRopeSpec::Norm;
+  std::vector<kit::AppendRopeSpec> all;
+  for (CacheFormat format : {CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41, CacheFormat::kFP8DsMla,
+                             CacheFormat::kNvFP4DsV4, CacheFormat::kBF16})
+    for (int32_t heads : {0, 3}) {
+      kit::AppendRopeSpec spec;
+      spec.cache = kit::usual_cache(format);
+      spec.num_tokens = compress.q_len.size() == 1 ? compress.batch_size() * compress.q_len[0]
+                                                   : std::accumulate(compress.q_len.begin(), compress.q_len.end(), 0);
+      spec.num_pages = spec.num_tokens / spec.cache.page_size + 2;
+      spec.num_heads = heads;
+      spec.q_norm = heads > 0;
+      spec.norm = kv_layout(format).value_has_rope ? Norm::kRow : heads > 0 ? Norm::kNone : Norm::kLatent;
+      spec.max_positions = 500;
+      all.push_back(spec);
+    }
+  all.front().dtype = DType::kF32;  // and those that the kernel leaves to append_rope's own
+  all[2].row_extra = 3;
+  all[2].interleaved = false;
+  return all;
+}
+
+/// Runs a case's parameters in two calls.
+void run_apart(const Context& context, CompressParams params) {
+  const AppendRopeParams append = std::exchange(params.append, {});
+  if (append.ckv.given()) MLA_EXPECT_OK(run(context, append));
+  MLA_EXPECT_OK(run(context, params));
+}
+
+/// Checks that one call leaves the bits of two. `change` makes of the case what no spec says.
+void expect_bits_of_two_calls(const Context& context, const CompressSpec& spec,
+                              const std::function<void(const kit::CompressCase&)>& change = nullptr) {
+  const kit::CompressCase problem(spec);
+  if (change) change(problem);
+  std::vector<std::vector<std::byte>> apart;
+  run_apart(context, problem.params());
+  for (const kit::Buffer* buffer : problem.outputs()) apart.push_back(bits_of(*buffer));
+  problem.reset_outputs();
+  MLA_EXPECT_OK(run(context, problem.params()));
+  for (size_t i = 0; i < apart.size(); ++i)
+    EXPECT_TRUE(bits_of(*problem.outputs()[i]) == apart[i]) << "output " << i << " of " << describe(spec);
+}
+
+/// Calls f(spec) for compressors of the models and batches, each with some of what is appended beside.
+void for_appends(const std::function<void(const CompressSpec&)>& f) {
+  size_t turn = 0;
+  for (const CompressSpec& compressor : compressors())
+    for_batches(compressor, [&](CompressSpec batch) {
+      const std::vector<kit::AppendRopeSpec> all = appends_beside(batch);
+      batch.append = all[turn * 3 % all.size()];
+      batch.seed = ++turn;
+      f(batch);
+    });
+}
+
+TEST_P(CompressTest, AppendsBesideTheLatents) {
+  for_appends([&](const CompressSpec& spec) {
+    expect_ok(spec);
+    expect_bits_of_two_calls(context(), spec);
+  });
+}
+
+TEST_P(CompressOnDevice, AppendsBesideTheLatents) {
+  for_appends([&](const CompressSpec& spec) {
+    expect_ok(spec);
+    expect_bits_of_two_calls(context(), spec);
+  });
+}
+
+TEST_P(CompressOnDevice, PaddingAndWildSlots) {
+  for (CacheFormat format : {CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41}) {
+    CompressSpec spec = compressor(4, true, format);
+    spec.q_len = {7, 6};
+    spec.kv_len = {12, 9};
+    spec.append = kit::AppendRopeSpec();
+    spec.append->cache = kit::usual_cache(format);
+    spec.append->num_heads = 0;
+    spec.append->num_tokens = 13;
+    spec.append->norm = kit::AppendRopeSpec::Norm::kRow;
+    expect_bits_of_two_calls(context(), spec, [&](const kit::CompressCase& problem) {
+      problem.qo_indptr.as<int32_t>()[2] = 11;  // two rows belong to no request, as in a captured batch
+      auto* const slots = problem.append->slot_mapping.as<int64_t>();
+      slots[0] = INT64_MIN;
+      slots[3] = INT64_MAX;
+      slots[4] = problem.params().append.cache.page_size * int64_t{spec.append->num_pages};
+      slots[12] = -1;
+    });
+  }
 }
 
 /// Holds the tokens of one request, and what its calls have made of them.

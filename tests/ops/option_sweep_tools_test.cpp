@@ -273,6 +273,25 @@ std::vector<kit::CompressSpec> compress_specs() {
   return with_formats(spec, [](kit::CompressSpec& s) -> CacheSpec& { return s.cache; });
 }
 
+/// Returns the options of append_rope, for what is appended beside latents: to a cache like theirs, if that has rotary
+/// channels. The latents are those of a few tokens each, without a state.
+Options<kit::CompressCase> append_beside_options() {
+  Options<kit::CompressCase> all;
+  for (const Option<kit::AppendRopeCase>& option : append_rope_options())
+    all.emplace_back(
+        "append." + option.field, option.effect, [change = option.change](CompressParams& p) { change(p.append); },
+        [prepare = option.prepare](kit::CompressSpec& s) {
+          s.append = append_rope_specs().front();
+          s.q_len = {3, 2};
+          s.kv_len = {5, 4};
+          s.ratio = 1;
+          s.overlap = s.bias = false;
+          if (s.cache.d_rotary() > 0) s.append->cache = s.cache;
+          if (prepare) prepare(*s.append);
+        });
+  return all;
+}
+
 Options<kit::CompressCase> compress_options() {
   using Params = CompressParams;
   using Spec = kit::CompressSpec;
@@ -304,11 +323,12 @@ Options<kit::CompressCase> compress_options() {
       {"indexer.page_size", Effect::kRefused, [](Params& p) { p.indexer.page_size = 1000; }, to_indexer},
   };
   return join(own, {cache_options<kit::CompressCase>(
-                       "cache", true, [](Params& p) -> KvCache& { return p.cache; },
-                       [](Spec& s, const auto& f) {
-                         s.to = Spec::To::kCache;
-                         f(s.cache);
-                       })});
+                        "cache", true, [](Params& p) -> KvCache& { return p.cache; },
+                        [](Spec& s, const auto& f) {
+                          s.to = Spec::To::kCache;
+                          f(s.cache);
+                        }),
+                    append_beside_options()});
 }
 
 class CompressSweep : public OptionSweep<kit::CompressCase, Op::kCompress> {};

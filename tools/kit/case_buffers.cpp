@@ -15,6 +15,10 @@ class List {
     add(first);
     return add(more...);
   }
+  List& add(const std::vector<const Buffer*>& list) {
+    buffers_.insert(buffers_.end(), list.begin(), list.end());
+    return *this;
+  }
   List& add(const TableMemory& table) { return add(table.kv_indptr, table.table, table.kv_len); }
   List& add(const PagedMemory& memory) {
     return add(static_cast<const TableMemory&>(memory))
@@ -133,6 +137,7 @@ std::vector<const Buffer*> buffers_of(const IndexerTopKCase& problem) {
 
 std::vector<const Buffer*> buffers_of(const CompressCase& problem) {
   return List()
+      .add(problem.append ? buffers_of(*problem.append) : std::vector<const Buffer*>())
       .add(problem.kv, problem.score, problem.position_bias, problem.qo_indptr, problem.kv_len, problem.state,
            problem.state_table, problem.norm_weight, problem.latent, problem.slot_mapping, problem.cos_sin,
            problem.indexer.kv)

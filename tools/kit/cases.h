@@ -276,6 +276,9 @@ struct CompressCase {
   CompressParams params() const;
   /// Sets the state to what it holds on entry, and the outputs to untouched bytes.
   void reset_outputs() const;
+  /// Returns the buffers of appended latents.
+  std::vector<const Buffer*> rows() const;
+  /// Returns these, the latents and the state, and what is written beside them.
   std::vector<const Buffer*> outputs() const;
   int64_t num_blocks() const { return static_cast<int64_t>(spec.kv_len.size()) * spec.num_columns() + 2; }
 
@@ -285,6 +288,7 @@ struct CompressCase {
   std::vector<std::byte> state_before;
   PagedMemory memory;     ///< kCache
   IndexerMemory indexer;  ///< kIndexer
+  std::optional<AppendRopeCase> append;
 };
 
 struct FinishOutputCase {

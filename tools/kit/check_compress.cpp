@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks compress: its latents within f32's errors, its state byte for byte, and its rows against those that the
-// reference makes of the latents that were given.
+// Checks compress: its latents within f32's errors, its state and what is appended beside byte for byte, and its rows
+// against those that the reference makes of the latents that were given.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -152,18 +152,20 @@ std::string first_difference(const char* what, std::span<const std::byte> given,
 /// Judges the given outputs. Those of the reference stand in the case's buffers.
 std::string judge(const CompressCase& problem, const Bytes& given, const Context& reference, double& worst) {
   const std::vector<const Buffer*> outputs = problem.outputs();
-  const Bytes state(problem.state.bytes().begin(), problem.state.bytes().end());
+  const std::vector<const Buffer*> beside = problem.append ? problem.append->outputs() : std::vector<const Buffer*>();
+  const Bytes state(problem.state.bytes().begin(), problem.state.bytes().end()), appended = bytes_of(beside);
   const std::vector<double> want = to_dense(problem.params().latent);
   put_back(given, outputs);
   if (std::string failure = first_difference("the state", problem.state.bytes(), state); !failure.empty())
+    return failure;
+  if (std::string failure = first_difference("what is appended beside", bytes_of(beside), appended); !failure.empty())
     return failure;
   if (!gaps_hold(problem.latent, problem.params().latent, kUntouched) || !others_hold(problem))
     return "wrote into the gaps of latent";
   if (std::string failure = judge_latents(problem, to_dense(problem.params().latent), want, worst); !failure.empty())
     return failure;
   if (problem.spec.to == CompressSpec::To::kLatents) return {};
-  std::vector<const Buffer*> rows = outputs;
-  rows.resize(rows.size() - 2);  // latent and state are the last
+  const std::vector<const Buffer*> rows = problem.rows();
   const Bytes given_rows = bytes_of(rows);
   for (const Buffer* buffer : rows) buffer->fill(kUntouched);
   if (const Status status = append_latents(problem, reference); !status.ok()) return "reference: " + status.message();

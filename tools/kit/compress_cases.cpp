@@ -113,6 +113,10 @@ CompressCase::CompressCase(const CompressSpec& compress_spec) : spec(noted(compr
   if (spec.to == CompressSpec::To::kIndexer)
     indexer = make_indexer_pool(spec.indexer_format, spec.cache.page_size, spec.num_pages, spec.cache.page_stride_extra,
                                 false);
+  if (spec.append) {
+    append.emplace(*spec.append);
+    noted(spec);  // again: the append alone is noted now
+  }
   reset_outputs();
 }
 
@@ -132,6 +136,7 @@ CompressParams CompressCase::params() const {
     p.state_table = rows_view(state_table, DType::kI32, batch, spec.num_columns(), spec.table_extra);
   }
   if (spec.norm) p.norm_weight = list_view(norm_weight, spec.norm_dtype, spec.cache.d_qk);
+  if (append) p.append = append->params();
   p.latent = rows_view(latent, spec.latent_dtype, num_tokens, spec.cache.d_qk, spec.latent_extra);
   if (spec.to == CompressSpec::To::kLatents) return p;
   p.slot_mapping = list_view(slot_mapping, DType::kI64, num_tokens);
@@ -146,9 +151,17 @@ CompressParams CompressCase::params() const {
   return p;
 }
 
-std::vector<const Buffer*> CompressCase::outputs() const {
+std::vector<const Buffer*> CompressCase::rows() const {
   std::vector<const Buffer*> buffers = memory.written();
-  for (const Buffer* buffer : {&indexer.kv, &latent, &state}) buffers.push_back(buffer);
+  buffers.push_back(&indexer.kv);
+  return buffers;
+}
+
+std::vector<const Buffer*> CompressCase::outputs() const {
+  std::vector<const Buffer*> buffers = rows();
+  for (const Buffer* buffer : {&latent, &state}) buffers.push_back(buffer);
+  if (append)
+    for (const Buffer* buffer : append->outputs()) buffers.push_back(buffer);
   return buffers;
 }
 

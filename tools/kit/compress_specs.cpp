@@ -54,6 +54,7 @@ std::string describe(const CompressSpec& spec) {
       .knob("table_extra", &Spec::table_extra)
       .knob("latent_extra", &Spec::latent_extra)
       .knob("cos_sin_extra", &Spec::cos_sin_extra)
+      .append(spec.append ? "append=(" + describe(*spec.append) + ")" : "")
       .take();
 }
 
@@ -79,7 +80,7 @@ Work work_of(const CompressSpec& spec) {
     row += (1 - spec.skip_share) * static_cast<double>(indexer_key_bytes(spec.indexer_format));
   const int64_t capacity = int64_t{spec.num_columns()} * spec.block_size;
   const int64_t span = spec.ratio * (spec.overlap ? 2 : 1);
-  Work work;
+  Work work = spec.append ? work_of(*spec.append) : Work();
   for (size_t request = 0; request < spec.kv_len.size(); ++request) {
     const int64_t kv_len = spec.kv_len[request], q_len = spec.q_len_of(request);
     const int64_t first = kv_len - q_len, begin = std::max<int64_t>(first, 0);
@@ -93,6 +94,29 @@ Work work_of(const CompressSpec& spec) {
   }
   return work;
 }
+
+namespace {
+
+/// Returns what may be appended beside the latents: often what the kernel of their rows takes, a window of e4m3 rows.
+AppendRopeSpec random_append_beside(const CompressSpec& compress) {
+  Random random(mix(compress.seed, 0xBE51DE));
+  const bool usual = random.chance(0.5);
+  const CacheFormat format = usual ? pick(random, std::array{CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41})
+                                   : random.pick(random.chance(0.5) ? tensor_formats() : rotary_formats());
+  AppendRopeSpec spec = random_append_rope_spec(random.next(), format);
+  spec.num_tokens = static_cast<int32_t>(total_queries(compress));
+  if (spec.num_tokens > 9) spec.num_heads = std::min(spec.num_heads, 2);
+  spec.num_pages = std::max(spec.num_pages, spec.num_tokens / spec.cache.page_size + 1);
+  if (!spec.cache.packed() && random.chance(0.7)) spec.cache.two_tensors = true;
+  if (usual && random.chance(0.7)) {
+    spec.dtype = DType::kBF16;
+    spec.interleaved = true;
+    spec.row_extra = spec.cos_sin_extra = 0;
+  }
+  return spec;
+}
+
+}  // namespace
 
 CompressSpec random_compress_spec(uint64_t seed, CacheFormat format) {
   using To = CompressSpec::To;
@@ -150,6 +174,7 @@ CompressSpec random_compress_spec(uint64_t seed, CacheFormat format) {
     spec.indexer_format = IndexerFormat::kMXFP4;
     spec.power_of_two_scales = true;
   }
+  if (random.chance(0.5)) spec.append = random_append_beside(spec);
   return spec;
 }
 

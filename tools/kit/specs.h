@@ -469,6 +469,7 @@ struct CompressSpec {
   int64_t state_block_extra = 0;  ///< between its blocks, beside that
   int64_t table_extra = 0;        ///< between the rows of its table
   int64_t latent_extra = 0, cos_sin_extra = 0;
+  std::optional<AppendRopeSpec> append = {};  ///< what is appended beside the latents, of as many tokens
   uint64_t seed = 1;
 
   int32_t batch_size() const { return static_cast<int32_t>(kv_len.size()); }

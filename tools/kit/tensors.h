@@ -64,6 +64,7 @@ void for_each_output(AppendIndexerParams&, const F&) {}
 template <class F>
 void for_each_output(CompressParams& p, const F& f) {
   f(p.latent);
+  for_each_output(p.append, f);
 }
 
 template <class F>

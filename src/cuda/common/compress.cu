@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 
 #include "cuda/common/compress_rows.cuh"
 #include "cuda/common/operations.h"
@@ -61,27 +62,41 @@ Status make_latents(const core::CompressArgs& args, cuda::Queue& queue) {
 template <CompressedRow kRow>
 Status finish(const core::CompressArgs& args, cuda::Queue& queue) {
   using Kernel = CompressRowsKernel<kRow>;
-  int64_t warps = Kernel::num_kept(args);
-  if (kRow != CompressedRow::kNone)
-    warps += Kernel::num_requests(args) + (args.num_tokens + args.ratio - 1) / args.ratio;
-  cuda::LaunchShape shape = cuda::warp_per_row(warps, Kernel::kThreads);
+  cuda::LaunchShape shape = cuda::warp_per_row(Kernel::num_warps(args), Kernel::kThreads);
   shape.overlaps_previous = true;
-  return launch<Kernel>(queue, shape, args);
+  return launch<Kernel>(queue, shape,
+                        {.args = args, .append_page_size = cuda::FastDivisor(args.append.cache.page_size)});
+}
+
+/// Enqueues both kernels. What is appended beside the latents is the second kernel's work as far as that takes it; the
+/// rest has kernels of its own in front.
+template <CompressedRow kRow>
+Status run_both(core::CompressArgs args, cuda::Queue& queue) {
+  constexpr int32_t kTogether = 4;  // channels that a thread loads together
+  if (args.appends()) {
+    const core::AppendRopeArgs append = args.append;
+    if (Status status = run_rope_queries(append, args.append, queue); !status.ok()) return status;
+    if (!CompressRowsKernel<kRow>::takes(args.append)) {
+      const core::AppendRopeArgs keys = std::exchange(args.append, {});
+      Status status = run_rope_rest(keys, keys.num_heads < append.num_heads, queue);
+      if (!status.ok()) return status;
+    }
+  }
+  const Status status =
+      is_aligned(args, kTogether) ? make_latents<true>(args, queue) : make_latents<false>(args, queue);
+  if (!status.ok() || (kRow == CompressedRow::kNone && args.state == nullptr)) return status;
+  return finish<kRow>(args, queue);
 }
 
 }  // namespace
 
 Status run_compress(const core::CompressArgs& args, cuda::Queue& queue) {
   using To = core::CompressArgs::To;
-  constexpr int32_t kTogether = 4;  // channels that a thread loads together
-  const Status status =
-      is_aligned(args, kTogether) ? make_latents<true>(args, queue) : make_latents<false>(args, queue);
-  if (!status.ok()) return status;
-  if (args.to == To::kLatents) return args.state != nullptr ? finish<CompressedRow::kNone>(args, queue) : Status();
-  if (args.to == To::kIndexer) return finish<CompressedRow::kKey>(args, queue);
-  if (args.d_rotary == 0) return finish<CompressedRow::kPlain>(args, queue);
-  return args.cache.rotary_in_ckv > 0 ? finish<CompressedRow::kJoined>(args, queue)
-                                      : finish<CompressedRow::kParted>(args, queue);
+  if (args.to == To::kLatents) return run_both<CompressedRow::kNone>(args, queue);
+  if (args.to == To::kIndexer) return run_both<CompressedRow::kKey>(args, queue);
+  if (args.d_rotary == 0) return run_both<CompressedRow::kPlain>(args, queue);
+  return args.cache.rotary_in_ckv > 0 ? run_both<CompressedRow::kJoined>(args, queue)
+                                      : run_both<CompressedRow::kParted>(args, queue);
 }
 
 }  // namespace mla::MLA_CUDA_NAMESPACE

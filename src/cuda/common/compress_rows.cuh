@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second kernel of compress appends the latents, which the first has left in `latent`, to a cache, and keeps new
-// tokens in the state, which the first has read.
-//   grid    a warp for each token, which keeps it; then a warp per request, for its first group, and one for each
-//   `ratio`
-//           tokens of the batch, for the others (compress_groups.cuh); a block is 4 warps that share nothing
+// tokens in the state, which the first has read. Keys that are appended beside the latents need nothing of the first
+// kernel: their warps stand first, and run beside it.
+//   grid    a warp for each of these keys; a warp for each token, which keeps it; then a warp per request, for its
+//           first group, and one for each `ratio` tokens of the batch, for the others (compress_groups.cuh); a block
+//           is 4 warps that share nothing
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/border/launch.h"
+#include "cuda/common/append_groups.cuh"
 #include "cuda/common/compress_groups.cuh"
 #include "cuda/tile/indexer_key.cuh"
 #include "cuda/tile/rotated_rows.cuh"
@@ -19,9 +21,16 @@ namespace mla::MLA_CUDA_NAMESPACE {
 /// end of its latent part or a part of their own; or as it is.
 enum class CompressedRow : uint8_t { kNone, kKey, kJoined, kParted, kPlain };
 
+struct CompressRowsParams {
+  core::CompressArgs args;
+  cuda::FastDivisor append_page_size;  // of the cache of args.append
+};
+
 template <CompressedRow kRow>
 struct CompressRowsKernel {
-  using Params = core::CompressArgs;
+  using Params = CompressRowsParams;
+  using Args = core::CompressArgs;
+  using Keys = AppendGroupsKernel<DType::kE4M3, core::AppendRopeArgs>;
   static constexpr const char* kName = kRow == CompressedRow::kNone     ? "compress_keep"
                                        : kRow == CompressedRow::kKey    ? "compress_keys"
                                        : kRow == CompressedRow::kJoined ? "compress_joined_rows"
@@ -30,18 +39,43 @@ struct CompressRowsKernel {
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocks = 4;
 
+  /// Says whether the kernel appends keys. Where latents do not turn it does not: no model has such layers.
+  static constexpr bool kTakesKeys = kRow == CompressedRow::kJoined || kRow == CompressedRow::kParted;
+
+  /// Returns whether it appends these.
+  static bool takes(const core::AppendRopeArgs& append) {
+    return kTakesKeys && append.num_heads == 0 && Keys::takes(append);
+  }
+
+  /// Returns how many keys, with a warp each, are appended.
+  static constexpr int64_t num_keys(const Args& args) { return kTakesKeys ? args.append.num_tokens : 0; }
+
   /// Returns for how many requests, with a warp each, the first group is appended. Where each token is a group, all are
   /// among the others.
-  static constexpr int32_t num_requests(const Params& args) { return args.ratio > 1 ? args.batch_size : 0; }
+  static constexpr int32_t num_requests(const Args& args) { return args.ratio > 1 ? args.batch_size : 0; }
 
   /// Returns for how many tokens, with a warp each, is decided whether they are kept.
-  static constexpr int64_t num_kept(const Params& args) { return args.state != nullptr ? args.num_tokens : 0; }
+  static constexpr int64_t num_kept(const Args& args) { return args.state != nullptr ? args.num_tokens : 0; }
 
-  static MLA_DEVICE void run(const Params& args) {
+  /// Returns the number of warps.
+  static constexpr int64_t num_warps(const Args& args) {
+    const int64_t groups = (args.num_tokens + args.ratio - 1) / args.ratio;
+    return num_keys(args) + num_kept(args) + (kRow != CompressedRow::kNone ? num_requests(args) + groups : 0);
+  }
+
+  static MLA_DEVICE void run(const Params& params) {
     ptx::allow_next_grid();  // lets attention over these rows start, up to its wait for them
-    const int64_t unit = int64_t{ptx::block_index_x()} * (kThreads / kWarpSize) + ptx::warp();
-    // The first kernel makes the latents, and reads the tokens that others replace. All warps wait for it, so that this
-    // kernel does not end before it.
+    const Args& args = params.args;
+    int64_t unit = int64_t{ptx::block_index_x()} * (kThreads / kWarpSize) + ptx::warp();
+    if constexpr (kTakesKeys) {
+      if (unit < num_keys(args)) {
+        Keys::append_token(args.append, params.append_page_size, static_cast<int32_t>(unit));
+        return;
+      }
+      unit -= num_keys(args);
+    }
+    // The first kernel makes the latents, and reads the tokens that others replace. All other warps wait for it, so
+    // that this kernel does not end before it.
     if (unit < num_kept(args)) {
       const KeptToken kept = kept_token(args, unit);
       ptx::wait_for_previous_grid();
@@ -86,7 +120,7 @@ struct CompressRowsKernel {
   };
 
   /// A token is kept if the state has room for it beside those behind it.
-  static MLA_DEVICE KeptToken kept_token(const Params& args, int64_t token) {
+  static MLA_DEVICE KeptToken kept_token(const Args& args, int64_t token) {
     NewTokens tokens;
     if (!find_request(args, token, tokens)) return {};
     const int64_t position = tokens.position(token);
@@ -94,7 +128,7 @@ struct CompressRowsKernel {
     return {.state = state_of(args, tokens.request, position), .position = position};
   }
 
-  static MLA_DEVICE void keep(const Params& args, int64_t token, const KeptToken& kept) {
+  static MLA_DEVICE void keep(const Args& args, int64_t token, const KeptToken& kept) {
     const float* bias = args.position_bias;
     if (bias != nullptr) {
       const auto row = static_cast<int32_t>(static_cast<uint32_t>(kept.position) % static_cast<uint32_t>(args.ratio));
@@ -114,7 +148,7 @@ struct CompressRowsKernel {
   }
 
   /// Returns the group that a warp appends; none if `last` is negative.
-  static MLA_DEVICE Group group_of(const Params& args, int64_t unit) {
+  static MLA_DEVICE Group group_of(const Args& args, int64_t unit) {
     const int64_t token = (unit - num_requests(args)) * args.ratio;
     if (token >= args.num_tokens) return {};
     if (token >= 0) return later_group(args, token, args.ratio > 1 ? 1 : 0);
@@ -123,7 +157,7 @@ struct CompressRowsKernel {
     return {.tokens = tokens, .last = last < tokens.end_position() ? last : -1};
   }
 
-  static MLA_DEVICE void append(const Params& args, int64_t token, int64_t position, int64_t slot) {
+  static MLA_DEVICE void append(const Args& args, int64_t token, int64_t position, int64_t slot) {
     constexpr bool kToIndexer = kRow == CompressedRow::kKey;
     const int64_t num_slots = kToIndexer ? args.indexer.num_pages * args.indexer.page_size : args.cache.num_slots();
     if (slot >= num_slots || (args.d_rotary > 0 && position >= args.max_positions)) return;
