@@ -97,12 +97,12 @@ std::string describe(const bench::Case& one) {
                          keys_of(one), logits_of(one));
     case Op::kCompress:
       return fmt::format(
-          "{}, {}, groups of {}{}, {} channels, {}, tokens {}", requests, counted(one.total_queries(), "new token"),
+          "{}, {}, groups of {}{}, {} channels, {}, tokens {}{}", requests, counted(one.total_queries(), "new token"),
           one.ratio, one.overlap ? " with overlap" : "", one.d_qk,
           one.compress_to == kit::CompressSpec::To::kCache     ? fmt::format("cache {}", name(one.cache))
           : one.compress_to == kit::CompressSpec::To::kIndexer ? fmt::format("to the indexer's cache{}", keys_of(one))
                                                                : "latents only",
-          type);
+          type, one.append ? fmt::format(", keys to {}", name(*one.append)) : "");
     case Op::kAppend:
     case Op::kGather:
       return fmt::format("{}, {} in all, head dims {}/{}, cache {}, rows {}", requests,

@@ -106,6 +106,7 @@ constexpr KeyUse kKeyUses[] = {
     {"block_size", [](Op op) { return op == Op::kTopK || is_indexer(op); }},
     {"overlap", [](Op op) { return op == Op::kCompress; }},
     {"compress_to", [](Op op) { return op == Op::kCompress; }},
+    {"append", [](Op op) { return op == Op::kCompress; }},
     {"norm", [](Op op) { return op == Op::kAppendRope; }},
     {"finish", [](Op op) { return op == Op::kDecodeSparse; }},
     {"out_dtype", can_finish},
@@ -158,6 +159,15 @@ void set_groups(const Choice& choice, Case& result) {
     throw UsageError("{}: has no meaning without listed blocks (blocks)", size->where);
 }
 
+// Reads the format of a cache that append_rope writes.
+CacheFormat rotary_format(const Setting& setting) {
+  const CacheFormat format = cli::parse_cache(setting.where, setting.text);
+  const KvLayout layout = kv_layout(format);
+  if (layout.is_packed() && layout.rope_dim + layout.rotary_in_nope == 0)
+    throw UsageError("{}: expected a format with rotary channels, got {}", setting.where, name(format));
+  return format;
+}
+
 // Compressors: V4's, unless it is said.
 void set_compressor(const Choice& choice, Case& result) {
   using To = kit::CompressSpec::To;
@@ -166,6 +176,8 @@ void set_compressor(const Choice& choice, Case& result) {
   result.overlap = bool_of(choice, "overlap", result.ratio == 4);
   result.compress_to = one_of<To>(choice, "compress_to", To::kCache,
                                   {{"cache", To::kCache}, {"indexer", To::kIndexer}, {"latents", To::kLatents}});
+  if (const Setting* append = find(choice, "append"); append != nullptr && append->text != "none")
+    result.append = rotary_format(*append);
   if (result.ratio == 1 && result.overlap)
     throw UsageError("{}: a ratio of 1 has no overlap", find(choice, "overlap")->where);
   if (find(choice, "head_dims") != nullptr) return;
@@ -418,6 +430,7 @@ const std::vector<SettingKey>& setting_keys() {
       {"block_size", "Keys of a listed block (8); top_k: logits of a block that is chosen (1)"},
       {"overlap", "Whether compress pools the group before too: true, false (as V4's ratio of 4)"},
       {"compress_to", "Where its latents go: cache, indexer, latents"},
+      {"append", "Format of a window that it appends keys of the same tokens to, normalized; none"},
       {"norm", "Whether append_rope normalizes queries and keys: true, false"},
       {"finish", "true: decode_sparse finishes its outputs, as finish_output does"},
       {"out_dtype", "Type of finished outputs: e4m3, bf16, f16, f32"},

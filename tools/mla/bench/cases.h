@@ -53,9 +53,10 @@ struct Case {
   int64_t block_size = 1;  ///< keys of these; top_k: logits of the blocks that are chosen
   bool overlap = false;
   kit::CompressSpec::To compress_to = kit::CompressSpec::To::kCache;
-  bool norm = false;               ///< append_rope: whether queries and keys are normalized
-  bool finishes = false;           ///< finish_output, or decode_sparse that finishes its outputs
-  DType out_dtype = DType::kE4M3;  ///< of finished outputs
+  std::optional<CacheFormat> append;  ///< compress: of the window that the tokens' keys go to in the same call
+  bool norm = false;                  ///< append_rope: whether queries and keys are normalized
+  bool finishes = false;              ///< finish_output, or decode_sparse that finishes its outputs
+  DType out_dtype = DType::kE4M3;     ///< of finished outputs
   kit::FinishSpec::Gate gate = kit::FinishSpec::Gate::kNone;
   IndexerFormat indexer_format = IndexerFormat::kFP8;  ///< of the indexer's keys
   DType logits_dtype = DType::kF32;                    ///< of its logits

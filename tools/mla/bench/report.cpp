@@ -70,6 +70,7 @@ std::string variant_text(const Case& one) {
   if (one.op == Op::kCompress)
     add(fmt::format("groups of {}{}, tokens {}", one.ratio, one.overlap ? " with overlap" : "",
                     mla::name(one.q_dtype)));
+  if (one.append) add(fmt::format("keys appended to {}", mla::name(*one.append)));
   if (one.norm) add("normalized");
   if (one.finishes)
     add(fmt::format("{}{}", one.op == Op::kFinishOutput ? "to " : "finished as ", mla::name(one.out_dtype)));
@@ -160,6 +161,7 @@ void add_details(const Case& one, Json& json) {
   json["block_size"] = one.block_size;
   json["overlap"] = compresses && one.overlap;
   json["compress_to"] = compresses ? Json(name(one.compress_to)) : Json(nullptr);
+  json["append"] = one.append ? Json(mla::name(*one.append)) : Json(nullptr);
   json["norm"] = one.norm;
   json["out_dtype"] = one.finishes ? Json(mla::name(one.out_dtype)) : Json(nullptr);
   json["gate"] = name(one.gate);

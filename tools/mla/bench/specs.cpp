@@ -329,6 +329,19 @@ kit::CompressSpec compress_spec(const Case& one, uint64_t seed) {
   spec.num_pages = narrow((groups + one.page_size - 1) / one.page_size, "pages");
   spec.skip_share = 0.0;
   spec.seed = seed;
+  if (one.append) {
+    Case window = one;
+    window.cache = *one.append;
+    window.heads = 0;
+    window.norm = true;
+    window.q_dtype = DType::kBF16;  // whatever the type of the tokens that are pooled
+    for (Request& request : window.requests) request.kv_len = request.q_len;  // only new tokens are appended
+    const KvLayout layout = kv_layout(window.cache);
+    window.d_qk = layout.is_packed() ? layout.nope_dim + layout.rope_dim : 512 + 64;
+    window.d_v = layout.value_has_rope ? window.d_qk : 512;
+    window.scales = Scales::kPowersOfTwo;
+    spec.append = append_rope_spec(window, seed);
+  }
   return spec;
 }
 

@@ -90,7 +90,8 @@ double bytes_of(const Case& one) {
     case Op::kCompress: {
       const double row = static_cast<double>(one.d_qk) * (one.overlap ? 4 : 2);  // of kv and score
       const double state = 4 * static_cast<double>(one.requests.size()) * static_cast<double>(one.ratio + 4) * row * 8;
-      return tokens * (row * q_bytes + static_cast<double>(one.d_qk) * 4) + state;
+      const double appended = one.append ? static_cast<double>(one.d_qk) * 2 * q_bytes : 0;
+      return tokens * (row * q_bytes + static_cast<double>(one.d_qk) * 4 + appended) + state;
     }
   }
   return 0.0;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "mla/bench/specs.h"
 #include "mla/bench/workload.h"
 #include "tools/mla/expect_usage_error.h"
 
@@ -73,7 +74,18 @@ TEST(Expand, KnowsTheUsualShapesOfEveryOperation) {
     EXPECT_EQ(expand(flags({{"op", op}, {"logits_dtype", "bf16"}}))[0].cases[0].logits_dtype, DType::kBF16) << op;
   const Case fp8 = expand(flags({{"op", "indexer_logits"}, {"kv_len", "1m"}}))[0].cases[0];
   EXPECT_EQ(memory_needed(fp8) - memory_needed(mxfp4), int64_t{1 << 20} * (132 - 68));
-  EXPECT_EQ(expand(flags({{"op", "compress"}}))[0].cases[0].ratio, 4);
+  const Case pooled = expand(flags({{"op", "compress"}}))[0].cases[0];
+  EXPECT_EQ(pooled.ratio, 4);
+  EXPECT_FALSE(pooled.append.has_value());
+  EXPECT_FALSE(expand(flags({{"op", "compress"}, {"append", "none"}}))[0].cases[0].append.has_value());
+  const Case beside = expand(flags({{"op", "compress"}, {"append", "fp8_dsv41"}, {"q_len", "8"}}))[0].cases[0];
+  EXPECT_EQ(beside.append, CacheFormat::kFP8DsV41);
+  EXPECT_GT(memory_needed(beside), memory_needed(expand(flags({{"op", "compress"}, {"q_len", "8"}}))[0].cases[0]));
+  const kit::CompressSpec spec = compress_spec(beside, 1);
+  EXPECT_EQ(spec.append->num_tokens, 8);
+  EXPECT_EQ(spec.append->num_heads, 0);
+  EXPECT_EQ(spec.append->cache.d_qk, 512);
+  EXPECT_EQ(spec.append->dtype, DType::kBF16);
   EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].block_size, 1);
   EXPECT_EQ(expand(flags({{"op", "top_k"}}))[0].cases[0].topk, 2048);
   EXPECT_EQ(expand(flags({{"cache", "fp8_dsv4"}}))[0].cases[0].d_qk, 512);
@@ -119,6 +131,11 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
         expand(flags({{"op", "indexer_logits"}, {"indexer_format", "fp4"}}));
       },
       {"--indexer_format", "one of fp8, mxfp4", "fp4"});
+  expect_usage_error(
+      [] {
+        expand(flags({{"op", "compress"}, {"append", "fp8_nope"}}));
+      },
+      {"--append", "rotary channels", "fp8_nope"});
   refuse("decode", "pool_tokens", "5");
   refuse("decode_sparse", "window", "5");
   refuse("decode_sparse", "alibi", "true");
@@ -128,6 +145,7 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
   refuse("prefill_sparse", "compute", "fp8");
   refuse("prefill", "dcp", "2");
   refuse("append", "sink", "true");
+  refuse("append_rope", "append", "fp8_dsv4");
   refuse("append", "to_cache", "fp8");
   refuse("top_k", "scales", "f32");
 }
