@@ -71,7 +71,8 @@ WorkSeconds seconds_by_kind(const Recorder& before, const Recorder& after, doubl
       of({Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention, Phase::kMerge});
   seconds[Work::kDecodeKeys] = of(
       {Phase::kDecodeIndexer, Phase::kDecodeTopK, Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeMerge});
-  seconds[Work::kDecodeSteps] = of({Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeFinish});
+  seconds[Work::kDecodeSteps] =
+      of({Phase::kDecodePrologue, Phase::kDecodeCompress, Phase::kDecodeProjection, Phase::kDecodeFinish});
   seconds[Work::kChecks] = of({Phase::kCheck});
   const double rest = total - std::accumulate(seconds.begin(), seconds.end(), 0.0);
   seconds[with_prefill ? Work::kPrefillTokens : Work::kDecodeSteps] += std::max(rest, 0.0);

@@ -79,17 +79,21 @@ void Compressor::plan(std::span<const TokenRange> ranges) {
   if (shape_.has_score()) state_table_.update(ranges);
 }
 
-Status Compressor::run(Operations& operations, CompressParams params, std::span<const TokenRange> ranges,
+Status Compressor::run(Operations& operations, CompressParams params, const PooledTokens& tokens, Phase phase,
                        Recorder* recorder) {
-  timed(recorder, Phase::kPlan, [&] { plan(ranges); });
-  const int64_t tokens = std::ssize(slots_);
-  params.kv = contiguous(kv_.data(), room_.dtype, {tokens, shape_.width()});
+  timed(recorder, Phase::kPlan, [&] { plan(tokens.ranges); });
+  const int64_t count = std::ssize(slots_);
+  const auto activations = [&](const bench::Buffer& buffer) {
+    const int64_t before = tokens.first * shape_.width() * static_cast<int64_t>(size_of(room_.dtype));
+    return contiguous(buffer.data() + before, room_.dtype, {count, shape_.width()});
+  };
+  params.kv = activations(kv_);
   params.qo_indptr = ints(qo_indptr_);
   params.kv_len = ints(kv_len_);
   params.ratio = shape_.ratio;
   params.overlap = shape_.overlap;
   if (shape_.has_score()) {
-    params.score = contiguous(score_.data(), room_.dtype, {tokens, shape_.width()});
+    params.score = activations(score_);
     params.state = state_.where_it_computes(
         contiguous(state_.host(), DType::kF32,
                    {state_table_.num_blocks(), state_table_.block_size(), int64_t{2} * shape_.width()}));
@@ -101,21 +105,7 @@ Status Compressor::run(Operations& operations, CompressParams params, std::span<
   params.latent = latents();
   params.slot_mapping = slots();
   if (shape_.d_rotary > 0) params.cos_sin = angles_.cos_sin();
-  return operations.run(params, Phase::kCompress, recorder);
-}
-
-Status Compressor::run(Operations& operations, std::span<const TokenRange> ranges, const KvCache& cache,
-                       Recorder* recorder) {
-  CompressParams params;
-  params.cache = cache;
-  return run(operations, params, ranges, recorder);
-}
-
-Status Compressor::run(Operations& operations, std::span<const TokenRange> ranges, const IndexerCache& indexer,
-                       Recorder* recorder) {
-  CompressParams params;
-  params.indexer = indexer;
-  return run(operations, params, ranges, recorder);
+  return operations.run(params, phase, recorder);
 }
 
 TensorView Compressor::latents() const {

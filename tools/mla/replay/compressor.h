@@ -40,6 +40,13 @@ struct CompressorRoom {
   int64_t tokens = 0;  ///< of a step
 };
 
+/// Names tokens of a step whose activations have been generated: ranges, one behind the other, of which the first token
+/// is number `first` of the step.
+struct PooledTokens {
+  std::span<const TokenRange> ranges = {};
+  int64_t first = 0;
+};
+
 class Compressor {
  public:
   /// `angles` must outlive the compressor.
@@ -52,19 +59,17 @@ class Compressor {
   static int64_t page_bytes(const CompressorShape& shape, int32_t drafts);
 
   const CompressorShape& shape() const { return shape_; }
-  /// Writes what the generator has for number `token` of the next call's tokens.
+  /// Writes what the generator has for number `token` of the step's tokens.
   void generate(const Generator& generator, uint64_t token_seed, int32_t position, int64_t token);
-  /// Compresses the ranges, whose activations are there, one range behind the other, to rows of the cache or keys of
-  /// the indexer.
-  Status run(Operations& operations, std::span<const TokenRange> ranges, const KvCache& cache, Recorder* recorder);
-  Status run(Operations& operations, std::span<const TokenRange> ranges, const IndexerCache& indexer,
+  /// Compresses tokens to what `params` have: rows of their cache or keys of their indexer, and what is appended
+  /// beside.
+  Status run(Operations& operations, CompressParams params, const PooledTokens& tokens, Phase phase,
              Recorder* recorder);
   /// Returns the last call's latents [T, d_latent], not yet rotated, of tokens that end a group, and their slots [T].
   TensorView latents() const;
   TensorView slots() const { return contiguous(slots_.data(), DType::kI64, {std::ssize(slots_)}); }
 
  private:
-  Status run(Operations& operations, CompressParams params, std::span<const TokenRange> ranges, Recorder* recorder);
   void plan(std::span<const TokenRange> ranges);
 
   CompressorShape shape_;

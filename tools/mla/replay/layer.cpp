@@ -100,7 +100,9 @@ Status Layer::append(const NewTokens& tokens, const NewQueries& queries, Phase p
 
 Status Layer::append_keys(const void* latents, std::span<const int64_t> slots, std::span<const TokenRange> ranges,
                           Recorder* recorder) {
-  if (key_compressor_) return key_compressor_->run(operations_, ranges, indexer_.cache(), recorder);
+  if (key_compressor_)
+    return key_compressor_->run(operations_, {.indexer = indexer_.cache()}, {.ranges = ranges}, Phase::kCompress,
+                                recorder);
   const int64_t count = std::ssize(slots);
   AppendIndexerParams params;
   params.k =

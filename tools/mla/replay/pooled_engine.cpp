@@ -181,7 +181,6 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
 Status PooledEngine::run(const Step& step, std::span<const Sequence> sequences) {
   plan_step(step, sequences);
   recorder_.time(Phase::kGenerate, [&] { generate_latents(); });
-  if (Status status = layer_.compress(ranges_, &recorder_); !status.ok()) return status;
   const int64_t num_decode = std::ssize(tokens_) - num_prefill_;
   if (Status status = attend(0, num_prefill_, Phase::kPrefillAttention, prefill_steps_); !status.ok() || cut_short_)
     return status;
@@ -207,8 +206,9 @@ Status PooledEngine::attend(int64_t first, int64_t count, Phase phase, int64_t& 
   return {};
 }
 
-// Appends what a slice's tokens have in one layer, and makes its queries ready for attention.
-Status PooledEngine::append_slice(int64_t first, int64_t count, Phase phase) {
+// Appends what a slice's tokens have in a layer of the kind, and makes its queries ready for attention.
+Status PooledEngine::append_slice(size_t kind, int64_t first, std::span<const TokenRange> ranges, int64_t count,
+                                  const AppendPhases& phases) {
   const ModelConfig& model = options_.layer.model;
   const DType dtype = options_.layer.dtype;
   const int64_t heads = model.num_attention_heads;
@@ -220,10 +220,11 @@ Status PooledEngine::append_slice(int64_t first, int64_t count, Phase phase) {
                .out = contiguous(q_.data(), dtype, {count, heads, model.d_qk()})};
   }
   const auto row_bytes = model.d_qk() * static_cast<int64_t>(size_of(dtype));
-  return layer_.append({.latents = latents_.data() + first * row_bytes,
+  return layer_.append(kind,
+                       {.latents = latents_.data() + first * row_bytes,
                         .slots = std::span(slots_).subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
                         .positions = positions_of_slice(first, count)},
-                       queries, phase, &recorder_);
+                       queries, {.ranges = ranges, .first = first}, phases, &recorder_);
 }
 
 Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample) {
@@ -236,7 +237,7 @@ Status PooledEngine::attend_slice(int64_t first, int64_t count, Phase phase, con
   for (size_t kind = 0; kind < layer_.kinds().size(); ++kind) {
     // In the model every layer has rows and queries of its own. Here they are the same, and written again for each.
     const bool prefill = phase == Phase::kPrefillAttention;
-    Status status = append_slice(first, count, prefill ? Phase::kPrefillPrologue : Phase::kDecodePrologue);
+    Status status = append_slice(kind, first, ranges, count, prefill ? kPrefillAppend : kDecodeAppend);
     if (!status.ok()) return status;
     const ChoicePhases& choice = prefill ? kPrefillChoice : kDecodeChoice;
     status = layer_.select(kind, ranges, indexer_queries(kind, 0), choice, &recorder_);

@@ -52,7 +52,8 @@ class PooledEngine : public Engine {
   IndexerQueries indexer_queries(size_t kind, int64_t row) const;
   void generate_latents();
   void generate_queries(int64_t first, int64_t count);
-  Status append_slice(int64_t first, int64_t count, Phase phase);
+  Status append_slice(size_t kind, int64_t first, std::span<const TokenRange> ranges, int64_t count,
+                      const AppendPhases& phases);
   std::optional<Sample> pick(int64_t first, int64_t count, int64_t& steps);
   Status attend(int64_t first, int64_t count, Phase phase, int64_t& steps);
   Status attend_slice(int64_t first, int64_t count, Phase phase, const std::optional<Sample>& sample);

@@ -122,8 +122,28 @@ std::vector<Compressor*> PooledLayer::compressors() {
   return all;
 }
 
-Status PooledLayer::append(const NewTokens& tokens, const NewQueries& queries, Phase phase, Recorder* recorder) {
-  return prologue_.run(operations_, tokens, queries, pools_[kWindow].cache(), phase, recorder);
+Status PooledLayer::append(size_t kind, const NewTokens& tokens, const NewQueries& queries, const PooledTokens& pooled,
+                           const AppendPhases& phases, Recorder* recorder) {
+  const KvCache window = pools_[kWindow].cache();
+  const bool apart = !row_compressors_[kind] || !has_prologue(options_.model);
+  if (apart)
+    if (Status status = prologue_.run(operations_, tokens, queries, window, phases.prologue, recorder); !status.ok())
+      return status;
+  if (!row_compressors_[kind]) return {};
+  Compressor& rows = *row_compressors_[kind];
+  CompressParams params;
+  params.cache = pools_[kind].cache();
+  if (!apart) params.append = prologue_.params(tokens, queries, window);
+  if (Status status = rows.run(operations_, params, pooled, phases.compress, recorder); !status.ok()) return status;
+  if (!kinds_[kind].chooses()) return {};
+  const IndexerCache indexer = indexers_[kind].cache();
+  if (key_compressors_[kind])
+    return key_compressors_[kind]->run(operations_, {.indexer = indexer}, pooled, phases.compress, recorder);
+  AppendIndexerParams keys;
+  keys.k = indexer_keys(rows.latents(), options_.model.kv_lora_rank);
+  keys.slot_mapping = rows.slots();
+  keys.cache = indexer;
+  return operations_.run(keys, Phase::kAppendKeys, recorder);
 }
 
 // Gathers a range of a pool's rows. Its `start` and `count` are in rows of the pool.
@@ -151,26 +171,6 @@ Result<std::vector<float>> PooledLayer::rows(Operations& operations, size_t pool
 Result<std::vector<float>> PooledLayer::keys(const Operations& operations, size_t pool, std::span<const int32_t> pages,
                                              std::span<const int32_t> keys) {
   return indexers_[pool].keys(operations, pages, keys);
-}
-
-Status PooledLayer::compress(std::span<const TokenRange> ranges, Recorder* recorder) {
-  for (size_t kind = kWindow + 1; kind < kinds_.size(); ++kind) {
-    if (!row_compressors_[kind]) continue;
-    Compressor& rows = *row_compressors_[kind];
-    if (Status status = rows.run(operations_, ranges, pools_[kind].cache(), recorder); !status.ok()) return status;
-    if (!kinds_[kind].chooses()) continue;
-    if (key_compressors_[kind]) {
-      Status status = key_compressors_[kind]->run(operations_, ranges, indexers_[kind].cache(), recorder);
-      if (!status.ok()) return status;
-      continue;
-    }
-    AppendIndexerParams keys;
-    keys.k = indexer_keys(rows.latents(), options_.model.kv_lora_rank);
-    keys.slot_mapping = rows.slots();
-    keys.cache = indexers_[kind].cache();
-    if (Status status = operations_.run(keys, Phase::kAppendKeys, recorder); !status.ok()) return status;
-  }
-  return {};
 }
 
 void PooledLayer::select_window(std::span<const TokenRange> ranges) {

@@ -36,6 +36,13 @@ struct PooledKind {
   bool chooses() const { return topk > 0; }
 };
 
+/// Names the phases in which new tokens are appended: without a pool of the layer's own, and with one.
+struct AppendPhases {
+  Phase prologue, compress;
+};
+inline constexpr AppendPhases kPrefillAppend = {Phase::kPrefillPrologue, Phase::kPrefillCompress};
+inline constexpr AppendPhases kDecodeAppend = {Phase::kDecodePrologue, Phase::kDecodeCompress};
+
 inline constexpr int32_t kCandidateBlock = 8;  ///< keys of a candidate block of V4.1
 
 /// Returns a model's kinds of layers, each once, behind that of the window alone. Layers that read another layer's pool
@@ -67,12 +74,13 @@ class PooledLayer {
   /// Returns the numbers of tokens of which a page must be a multiple.
   static std::vector<int32_t> page_units(const LayerOptions& options);
 
-  /// Writes the rows of new tokens into the window pool, and their queries.
-  Status append(const NewTokens& tokens, const NewQueries& queries, Phase phase, Recorder* recorder);
-  /// Returns the compressors, whose activations have to be generated for the tokens of each compress().
+  /// Returns the compressors, whose activations have to be generated for the tokens of each step.
   std::vector<Compressor*> compressors();
-  /// Fills the compressed rows, and the indexers' keys, of all groups that end inside the ranges.
-  Status compress(std::span<const TokenRange> ranges, Recorder* recorder);
+  /// Does what a layer of the kind does with new tokens: writes their rows into the window pool, and their queries; and
+  /// where the kind has a pool of its own, pools the same tokens, in one call with that, and appends the indexer's
+  /// keys.
+  Status append(size_t kind, const NewTokens& tokens, const NewQueries& queries, const PooledTokens& pooled,
+                const AppendPhases& phases, Recorder* recorder);
 
   /// Chooses what each token of the ranges attends to in a layer of the kind; attend() uses it until the next call. A
   /// kind that picks candidate blocks must come before those that choose within them.

@@ -39,8 +39,13 @@ class Prologue {
   /// have no queries here, and are appended in a phase of their own.
   Status run(Operations& operations, const NewTokens& tokens, const NewQueries& queries, const KvCache& cache,
              Phase phase, Recorder* recorder) const;
+  /// Returns what append_rope is given for that, where there is a prologue.
+  AppendRopeParams params(const NewTokens& tokens, const NewQueries& queries, const KvCache& cache) const;
 
  private:
+  TensorView rows(const NewTokens& tokens) const;
+  static TensorView slots(const NewTokens& tokens);
+
   ModelConfig model_;
   DType dtype_;
   std::vector<float> norm_weight_;

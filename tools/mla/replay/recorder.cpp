@@ -25,6 +25,8 @@ std::string_view name(Phase phase) {
     case Phase::kDecodeSlots: return "decode_slots";
     case Phase::kDecodeMerge: return "decode_merge";
     case Phase::kCompress: return "compress";
+    case Phase::kPrefillCompress: return "prefill_compress";
+    case Phase::kDecodeCompress: return "decode_compress";
     case Phase::kDecodeProjection: return "decode_projection";
     case Phase::kDecodeAttention: return "decode_attention";
     case Phase::kPlan: return "plan";

@@ -15,7 +15,8 @@ enum class Phase : uint8_t {
   kAppend,           ///< of rows that have no prologue
   kPrefillPrologue,  ///< norms and rotation of keys, and of queries where their heads are as wide; their append
   kAppendKeys,       ///< keys of the indexer, of single tokens
-  kCompress,         ///< pooled rows, and keys of the indexer, of finished groups of tokens
+  kCompress,         ///< keys of the indexer, of finished groups of tokens
+  kPrefillCompress,  ///< pooled rows and keys of the indexer, of such groups, and with the rows the prologue
   kGather,
   kUpProjection,    ///< latents to keys and values
   kPrefillIndexer,  ///< logits of the keys among which sparse attention chooses
@@ -27,6 +28,7 @@ enum class Phase : uint8_t {
   kPrefillFinish,      ///< outputs turned back and quantized for the projection
   kMerge,
   kDecodePrologue,    ///< as prefill's
+  kDecodeCompress,    ///< as prefill's
   kDecodeProjection,  ///< queries into the latent space, outputs out of it
   kDecodeIndexer,     ///< these three are as prefill's
   kDecodeTopK,
@@ -40,19 +42,34 @@ enum class Phase : uint8_t {
   kCheck,     ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {Phase::kAppend,         Phase::kPrefillPrologue,
-                                       Phase::kAppendKeys,     Phase::kCompress,
-                                       Phase::kGather,         Phase::kUpProjection,
-                                       Phase::kPrefillIndexer, Phase::kPrefillTopK,
-                                       Phase::kPrefillSlots,   Phase::kPrefillAttention,
-                                       Phase::kPrefillSparse,  Phase::kPrefillProjection,
-                                       Phase::kPrefillFinish,  Phase::kMerge,
-                                       Phase::kDecodePrologue, Phase::kDecodeProjection,
-                                       Phase::kDecodeIndexer,  Phase::kDecodeTopK,
-                                       Phase::kDecodeSlots,    Phase::kDecodeAttention,
-                                       Phase::kDecodeFinish,   Phase::kDecodeMerge,
-                                       Phase::kPlan,           Phase::kTransfer,
-                                       Phase::kGenerate,       Phase::kCheck};
+inline constexpr Phase kAllPhases[] = {Phase::kAppend,
+                                       Phase::kPrefillPrologue,
+                                       Phase::kAppendKeys,
+                                       Phase::kCompress,
+                                       Phase::kPrefillCompress,
+                                       Phase::kGather,
+                                       Phase::kUpProjection,
+                                       Phase::kPrefillIndexer,
+                                       Phase::kPrefillTopK,
+                                       Phase::kPrefillSlots,
+                                       Phase::kPrefillAttention,
+                                       Phase::kPrefillSparse,
+                                       Phase::kPrefillProjection,
+                                       Phase::kPrefillFinish,
+                                       Phase::kMerge,
+                                       Phase::kDecodePrologue,
+                                       Phase::kDecodeCompress,
+                                       Phase::kDecodeProjection,
+                                       Phase::kDecodeIndexer,
+                                       Phase::kDecodeTopK,
+                                       Phase::kDecodeSlots,
+                                       Phase::kDecodeAttention,
+                                       Phase::kDecodeFinish,
+                                       Phase::kDecodeMerge,
+                                       Phase::kPlan,
+                                       Phase::kTransfer,
+                                       Phase::kGenerate,
+                                       Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
 /// Returns the phase's name: "append", "gather", "up_projection", ...

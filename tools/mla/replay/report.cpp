@@ -57,7 +57,10 @@ std::vector<OperationPhases> operation_phases(Op prefill, Op decode) {
   std::vector<OperationPhases> all = {
       {.name = "append", .prefill = {}, .decode = {}, .both = Phase::kAppend},
       {.name = "append_rope", .prefill = Phase::kPrefillPrologue, .decode = Phase::kDecodePrologue, .both = {}},
-      {.name = "compress", .prefill = {}, .decode = {}, .both = Phase::kCompress},
+      {.name = "compress",
+       .prefill = Phase::kPrefillCompress,
+       .decode = Phase::kDecodeCompress,
+       .both = Phase::kCompress},
       {.name = "append_indexer", .prefill = {}, .decode = {}, .both = Phase::kAppendKeys},
       {.name = "gather", .prefill = Phase::kGather, .decode = {}, .both = {}},
       {.name = "up_projection", .prefill = Phase::kUpProjection, .decode = {}, .both = {}},
@@ -131,15 +134,15 @@ void Report::collect(const Scheduler& scheduler, const Recorder& recorder, const
     return std::accumulate(phases.begin(), phases.end(), 0.0,
                            [&](double sum, Phase phase) { return sum + seconds(phase); });
   };
-  prefill_tokens_per_s =
-      rate(static_cast<double>(prefill_tokens),
-           add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kGather, Phase::kUpProjection,
-                   Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention,
-                   Phase::kPrefillSparse, Phase::kPrefillProjection, Phase::kPrefillFinish, Phase::kMerge}));
-  decode_tokens_per_s =
-      rate(static_cast<double>(decode_rows),
-           add_up({Phase::kDecodePrologue, Phase::kDecodeProjection, Phase::kDecodeIndexer, Phase::kDecodeTopK,
-                   Phase::kDecodeSlots, Phase::kDecodeAttention, Phase::kDecodeFinish, Phase::kDecodeMerge}));
+  prefill_tokens_per_s = rate(
+      static_cast<double>(prefill_tokens),
+      add_up({Phase::kPrefillPrologue, Phase::kCompress, Phase::kPrefillCompress, Phase::kGather, Phase::kUpProjection,
+              Phase::kPrefillIndexer, Phase::kPrefillTopK, Phase::kPrefillSlots, Phase::kPrefillAttention,
+              Phase::kPrefillSparse, Phase::kPrefillProjection, Phase::kPrefillFinish, Phase::kMerge}));
+  decode_tokens_per_s = rate(static_cast<double>(decode_rows),
+                             add_up({Phase::kDecodePrologue, Phase::kDecodeCompress, Phase::kDecodeProjection,
+                                     Phase::kDecodeIndexer, Phase::kDecodeTopK, Phase::kDecodeSlots,
+                                     Phase::kDecodeAttention, Phase::kDecodeFinish, Phase::kDecodeMerge}));
   prefill_gflops = rate(recorder.prefill_flops() / 1e9, prefill_attention);
   decode_gflops = rate(recorder.decode_flops() / 1e9, decode_attention);
   projection_gflops = rate(recorder.projection_flops() / 1e9, seconds(Phase::kUpProjection));

@@ -352,8 +352,11 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     }
     EXPECT_GT(report["worst_error_prefill_decode"], 0.0);
     EXPECT_LT(report["worst_error"], report["tolerance"]);
-    for (const char* phase : {"compress", "prefill_attention", "decode_indexer", "decode_top_k", "decode_slots"})
+    for (const char* phase : {"prefill_attention", "decode_indexer", "decode_top_k", "decode_slots"})
       EXPECT_GT(report["phase_seconds"][phase], 0.0) << phase;
+    EXPECT_EQ(report["phase_seconds"]["compress"].get<double>() > 0.0, pool_cache == nullptr);
+    for (const char* phase : {"prefill_compress", "decode_compress"})
+      EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, pool_cache != nullptr) << phase;
     for (const char* phase : {"prefill_indexer", "prefill_top_k", "prefill_slots"})
       EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, pool_cache != nullptr) << phase;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr(kinds), HasSubstr("cached rows and keys against float64")));

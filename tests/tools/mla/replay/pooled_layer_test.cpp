@@ -51,16 +51,38 @@ class Served {
         generator_(options.model, 1, options.dtype),
         layer_(options, generator_, operations_) {}
 
-  /// Computes tokens, those from `good` on of which are others' (drafts that will be rejected).
-  void compress(const TokenRange& range, int32_t good) {
-    for (int32_t i = 0; i < range.count; ++i)
-      for (Compressor* compressor : layer_.compressors()) {
-        const int32_t position = range.start + i;
-        const uint64_t seed = seed_of_token(position);
-        compressor->generate(generator_, position < good ? seed : ~seed, position, i);
-      }
-    const Status status = layer_.compress(std::span(&range, 1), nullptr);
-    ASSERT_TRUE(status.ok()) << status.message();
+  /// Computes tokens, those from `good` on of which are others' (drafts that will be rejected), in a layer of each
+  /// kind. They stand behind `before` others of their step.
+  void compress(const TokenRange& range, int32_t good, int64_t before = 0) {
+    const int64_t width = layer_.options().model.d_qk();
+    std::vector<uint16_t> rows(static_cast<size_t>(range.count * width));
+    std::vector<int64_t> slots, positions;
+    for (int32_t i = 0; i < range.count; ++i) {
+      const int32_t position = range.start + i;
+      const uint64_t seed = position < good ? seed_of_token(position) : ~seed_of_token(position);
+      for (Compressor* compressor : layer_.compressors()) compressor->generate(generator_, seed, position, before + i);
+      generator_.projected_latent(seed, position, rows.data() + i * width);
+      slots.push_back(range.pages[static_cast<size_t>(position / kPage)] * kPage + position % kPage);
+      positions.push_back(position);
+    }
+    for (size_t kind = kWindow + 1; kind < layer_.kinds().size(); ++kind) {
+      const Status status = layer_.append(kind, {.latents = rows.data(), .slots = slots, .positions = positions}, {},
+                                          {.ranges = std::span(&range, 1), .first = before}, kPrefillAppend, nullptr);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  /// Returns what the check of some window rows says.
+  CheckLog compare_window(std::span<const int32_t> pages) {
+    CheckLog log;
+    const LayerOptions& options = layer_.options();
+    const RowOracle oracle(options.model, generator_, options.dtype);
+    RowFormat format(options.model, options.cache, reference_);
+    const std::vector<int32_t> some = {0, 1, 511, kTokens - 2, kTokens - 1};
+    EXPECT_TRUE(check_rows(
+                    "row", some, layer_.rows(reference_, kWindow, pages, some), format,
+                    [&](int32_t row) { return oracle.latent(seed_of_token, row); }, log)
+                    .ok());
+    return log;
   }
   /// Appends all tokens in one call, as if they were `shift` positions further, and returns what the check of the
   /// newest window rows and of the newest token's queries says.
@@ -81,23 +103,17 @@ class Served {
       positions.push_back(t + shift);
     }
     const TensorView all = contiguous(q.data(), DType::kBF16, {kTokens, heads, width});
-    const Status status = layer_.append({.latents = rows.data(), .slots = slots, .positions = positions},
+    const Status status = layer_.append(kWindow, {.latents = rows.data(), .slots = slots, .positions = positions},
                                         {.q_nope = slice(all, 2, 0, model.kv_lora_rank),
                                          .q_pe = slice(all, 2, model.kv_lora_rank, model.qk_rope_head_dim),
                                          .out = contiguous(turned.data(), DType::kBF16, {kTokens, heads, width})},
-                                        Phase::kPrefillPrologue, nullptr);
+                                        {}, kPrefillAppend, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
-    CheckLog log;
+    CheckLog log = compare_window(pages);
     const RowOracle oracle(model, generator_, options.dtype);
     std::vector<float> got;
     for (auto value = turned.end() - values; value != turned.end(); ++value) got.push_back(bf16_to_f32(*value));
     check_queries("newest token", got, oracle.query(seed_of_token(kTokens - 1), kTokens - 1), heads, log);
-    RowFormat format(model, options.cache, reference_);
-    const std::vector<int32_t> some = {0, 1, 511, kTokens - 2, kTokens - 1};
-    EXPECT_TRUE(check_rows(
-                    "row", some, layer_.rows(reference_, kWindow, pages, some), format,
-                    [&](int32_t row) { return oracle.latent(seed_of_token, row); }, log)
-                    .ok());
     return log;
   }
   /// Returns all rows and keys of a request.
@@ -193,10 +209,11 @@ TEST(PooledLayer, RowsAreWhatTheActivationsComeTo) {
       MLA_TRACE(fmt::format("{} {} {}", one.model, name(one.pool_cache), backend));
       Served served(options_of(one.model, one.pool_cache), backend);
       served.compress({.pages = kPages, .start = 0, .count = 333}, 333);
-      served.compress({.pages = kPages, .start = 333, .count = kTokens - 333}, kTokens);
-      const CheckLog log = served.compare_with_oracle(kPages);
-      EXPECT_FALSE(log.failed()) << log.failures[0];
-      EXPECT_GT(log.num_rows, 300);
+      served.compress({.pages = kPages, .start = 333, .count = kTokens - 333}, kTokens, 333);
+      for (const CheckLog& log : {served.compare_with_oracle(kPages), served.compare_window(kPages)}) {
+        EXPECT_FALSE(log.failed()) << log.failures[0];
+        EXPECT_GT(log.num_rows, 0);
+      }
     }
 }
 
