@@ -32,6 +32,8 @@ namespace mla::reference {
 
 /// This many rows are computed together. Each key is converted once per block of rows and loop.
 inline constexpr int64_t kRowsPerBlock = 64;
+/// This many keys meet a row together: rows are read, and sums written, once for all of them.
+inline constexpr int64_t kKeysPerGroup = 4;
 
 /// Names one query of one head.
 struct QueryRow {
@@ -48,20 +50,22 @@ struct RowBlock {
   core::Options options = {};
   double* q = nullptr;      // [rows, d_qk]
   double* o = nullptr;      // [rows, d_v]
-  double* key = nullptr;    // [d_qk]
-  double* value = nullptr;  // [d_v]
+  double* key = nullptr;    // [kKeysPerGroup, d_qk]
+  double* value = nullptr;  // [kKeysPerGroup, d_v]
   KeyRun keys = {};         // with compute = fp8, instead of `value`
   std::array<QueryRow, kRowsPerBlock> row = {};
   std::array<double, kRowsPerBlock> max = {}, lse = {};
 
   double* q_row(int64_t r) const { return q + r * d_qk; }
   double* o_row(int64_t r) const { return o + r * d_v; }
+  double* key_of(int64_t j) const { return key + j % kKeysPerGroup * d_qk; }
+  double* value_of(int64_t j) const { return value + j % kKeysPerGroup * d_v; }
 };
 
 /// Returns the bytes of workspace that a block takes for the problem of `args`.
 template <class Args>
 size_t block_bytes(const Args& args) {
-  const size_t numbers = static_cast<size_t>(kRowsPerBlock + 1) * static_cast<size_t>(args.d_qk + args.d_v);
+  const size_t numbers = static_cast<size_t>(kRowsPerBlock + kKeysPerGroup) * static_cast<size_t>(args.d_qk + args.d_v);
   const bool fp8 = args.options.compute == Compute::kFP8;
   return (numbers + (fp8 ? static_cast<size_t>(key_run_size(args.options.p_run, kRowsPerBlock, args.d_v)) : 0)) *
          sizeof(double);
@@ -82,9 +86,9 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   block.q = reinterpret_cast<double*>(workspace.data());
   block.o = block.q_row(kRowsPerBlock);
   block.key = block.o_row(kRowsPerBlock);
-  block.value = block.key + args.d_qk;
+  block.value = block.key + kKeysPerGroup * args.d_qk;
   if (args.options.compute == Compute::kFP8)
-    block.keys = make_key_run(args.options.p_run, block.value + args.d_v, args.d_v);
+    block.keys = make_key_run(args.options.p_run, block.value + kKeysPerGroup * args.d_v, args.d_v);
   return block;
 }
 
@@ -92,18 +96,35 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
 // memory, which the same call loads, clears or divides where the sanitizer looks. Where there is AVX2 they are its own,
 // with the same bits.
 
-/// Returns a . b. It has eight partial sums, because one sum is a chain of dependent additions that no compiler may
-/// reorder.
-[[gnu::no_sanitize_thread, gnu::always_inline]] inline double dot_anywhere(const double* a, const double* b,
-                                                                           int32_t n) {
-  double partial[8] = {};
-  int32_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    for (int32_t lane = 0; lane < 8; ++lane) partial[lane] += a[i + lane] * b[i + lane];
+/// Four numbers, which are read and written at once, and at which sanitizers look once.
+using Four [[gnu::vector_size(32)]] = double;
+struct [[gnu::packed, gnu::may_alias]] FourInMemory {
+  Four x;
+};
+inline const FourInMemory& four_at(const double* at) { return *reinterpret_cast<const FourInMemory*>(at); }
+inline FourInMemory& four_at(double* at) { return *reinterpret_cast<FourInMemory*>(at); }
+
+/// Returns a . b, whose first `i` products are added up in eight partial sums, because one sum is a chain of dependent
+/// additions that no compiler may reorder.
+[[gnu::no_sanitize_thread, gnu::always_inline]] inline double sum_up(const Four& low, const Four& high, const double* a,
+                                                                     const double* b, int32_t i, int32_t n) {
   double sum = 0;
   for (; i < n; ++i) sum += a[i] * b[i];
-  for (double p : partial) sum += p;
+  for (int lane = 0; lane < 4; ++lane) sum += low[lane];
+  for (int lane = 0; lane < 4; ++lane) sum += high[lane];
   return sum;
+}
+
+/// Returns a . b.
+[[gnu::no_sanitize_thread, gnu::always_inline]] inline double dot_anywhere(const double* a, const double* b,
+                                                                           int32_t n) {
+  Four low = {}, high = {};
+  int32_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    low += four_at(a + i).x * four_at(b + i).x;
+    high += four_at(a + i + 4).x * four_at(b + i + 4).x;
+  }
+  return sum_up(low, high, a, b, i, n);
 }
 MLA_AVX2 [[gnu::no_sanitize_thread]] inline double dot_avx2(const double* a, const double* b, int32_t n) {
   return dot_anywhere(a, b, n);
@@ -112,29 +133,87 @@ MLA_AVX2 [[gnu::no_sanitize_thread]] inline double dot_avx2(const double* a, con
   return core::kHasAvx2 ? dot_avx2(a, b, n) : dot_anywhere(a, b, n);
 }
 
-/// Computes y += weight * x.
-[[gnu::no_sanitize_thread, gnu::always_inline]] inline void add_scaled_anywhere(double weight,
-                                                                                const double* __restrict x, int32_t n,
-                                                                                double* __restrict y) {
-  for (int32_t i = 0; i < n; ++i) y[i] += weight * x[i];
+using GroupPointers = std::array<const double*, kKeysPerGroup>;
+using GroupNumbers = std::array<double, kKeysPerGroup>;
+
+/// Returns a . b of every b, as dot() does. What the loop uses has names, which are registers without optimization too.
+[[gnu::no_sanitize_thread, gnu::always_inline]] inline GroupNumbers dots_anywhere(const double* a,
+                                                                                  const GroupPointers& b, int32_t n) {
+  const auto [b0, b1, b2, b3] = b;
+  Four low0 = {}, low1 = {}, low2 = {}, low3 = {}, high0 = {}, high1 = {}, high2 = {}, high3 = {};
+  int32_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const Four low = four_at(a + i).x, high = four_at(a + i + 4).x;
+    low0 += low * four_at(b0 + i).x;
+    low1 += low * four_at(b1 + i).x;
+    low2 += low * four_at(b2 + i).x;
+    low3 += low * four_at(b3 + i).x;
+    high0 += high * four_at(b0 + i + 4).x;
+    high1 += high * four_at(b1 + i + 4).x;
+    high2 += high * four_at(b2 + i + 4).x;
+    high3 += high * four_at(b3 + i + 4).x;
+  }
+  return {sum_up(low0, high0, a, b0, i, n), sum_up(low1, high1, a, b1, i, n), sum_up(low2, high2, a, b2, i, n),
+          sum_up(low3, high3, a, b3, i, n)};
 }
-MLA_AVX2 [[gnu::no_sanitize_thread]] inline void add_scaled_avx2(double weight, const double* __restrict x, int32_t n,
-                                                                 double* __restrict y) {
+MLA_AVX2 [[gnu::no_sanitize_thread]] inline GroupNumbers dots_avx2(const double* a, const GroupPointers& b, int32_t n) {
+  return dots_anywhere(a, b, n);
+}
+[[gnu::no_sanitize_thread]] inline GroupNumbers dots(const double* a, const GroupPointers& b, int32_t n) {
+  return core::kHasAvx2 ? dots_avx2(a, b, n) : dots_anywhere(a, b, n);
+}
+
+/// Computes y += weight * x.
+[[gnu::no_sanitize_thread, gnu::always_inline]] inline void add_scaled_anywhere(double weight, const double* x,
+                                                                                int32_t n, double* y) {
+  int32_t i = 0;
+  for (; i + 4 <= n; i += 4) four_at(y + i).x += weight * four_at(x + i).x;
+  for (; i < n; ++i) y[i] += weight * x[i];
+}
+MLA_AVX2 [[gnu::no_sanitize_thread]] inline void add_scaled_avx2(double weight, const double* x, int32_t n, double* y) {
   add_scaled_anywhere(weight, x, n, y);
 }
-[[gnu::no_sanitize_thread]] inline void add_scaled(double weight, const double* __restrict x, int32_t n,
-                                                   double* __restrict y) {
+[[gnu::no_sanitize_thread]] inline void add_scaled(double weight, const double* x, int32_t n, double* y) {
   core::kHasAvx2 ? add_scaled_avx2(weight, x, n, y) : add_scaled_anywhere(weight, x, n, y);
+}
+
+/// Does the same with every weight and its x, one after another.
+[[gnu::no_sanitize_thread, gnu::always_inline]] inline void add_all_scaled_anywhere(const GroupNumbers& weights,
+                                                                                    const GroupPointers& x, int32_t n,
+                                                                                    double* y) {
+  const auto [w0, w1, w2, w3] = weights;
+  const auto [x0, x1, x2, x3] = x;
+  int32_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    four_at(y + i).x = four_at(y + i).x + w0 * four_at(x0 + i).x + w1 * four_at(x1 + i).x + w2 * four_at(x2 + i).x +
+                       w3 * four_at(x3 + i).x;
+  for (; i < n; ++i) y[i] = y[i] + w0 * x0[i] + w1 * x1[i] + w2 * x2[i] + w3 * x3[i];
+}
+MLA_AVX2 [[gnu::no_sanitize_thread]] inline void add_all_scaled_avx2(const GroupNumbers& weights,
+                                                                     const GroupPointers& x, int32_t n, double* y) {
+  add_all_scaled_anywhere(weights, x, n, y);
+}
+[[gnu::no_sanitize_thread]] inline void add_all_scaled(const GroupNumbers& weights, const GroupPointers& x, int32_t n,
+                                                       double* y) {
+  core::kHasAvx2 ? add_all_scaled_avx2(weights, x, n, y) : add_all_scaled_anywhere(weights, x, n, y);
 }
 
 /// Returns what is subtracted from scores before exp: their maximum, or 0 if that is infinite. So exp(-inf) is 0 and
 /// exp(+inf) is infinite, and no difference of infinities gives NaN.
 inline double finite_or_zero(double max) { return std::isfinite(max) ? max : 0; }
 
-/// Returns s[r][j] for the key that block.key holds.
-inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
-  const QueryRow& row = block.row[static_cast<size_t>(r)];
-  double s = block.scale * dot(block.q_row(r), block.key, block.d_qk);
+/// Names the keys of a group that a row sees, with their scores.
+struct SeenKeys {
+  size_t count = 0;
+  std::array<int64_t, kKeysPerGroup> key = {};
+  GroupNumbers score = {};
+
+  bool whole() const { return count == kKeysPerGroup; }
+};
+
+/// Returns the score of a product of query and key.
+inline double score(const RowBlock& block, const QueryRow& row, double product, int64_t key_position) {
+  double s = block.scale * product;
   const auto cap = static_cast<double>(block.options.logits_soft_cap);
   if (cap > 0) s = cap * std::tanh(s / cap);
   if (block.options.alibi_slopes != nullptr)
@@ -142,22 +221,35 @@ inline double score(const RowBlock& block, int64_t r, int64_t key_position) {
   return s;
 }
 
-/// Calls use(r, j, s[r][j]) for every key j from `begin` to `end` that row r sees. `keys` has these functions:
+/// Calls use(r, seen) for every row r and the keys from `begin` to `end`, group by group. `keys` has these functions:
 /// - count() says that the keys are 0 ... count - 1, and position(j) where each is in its request;
 /// - sees(row, j) returns whether a QueryRow sees key j;
-/// - load(j, block) fills block.key and block.value; it is not called for keys that no row of the block sees;
-/// and, where compute may be fp8, which then fills block.keys and not block.value:
+/// - load(j, block) fills block.key_of(j) and block.value_of(j); it is not called for keys that no row of the block
+/// sees; and, where compute may be fp8, which then fills block.keys and no value:
 /// - run_end(j) returns the end of the run of at most block.keys.size keys that key j is in;
 /// - scales_of(j) returns the ValueScales of key j, which all keys of its run have.
 template <class Keys, class Use>
-void for_each_score(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
-  for (int64_t j = begin; j < end; ++j) {
-    bool loaded = false;
+void for_each_group(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
+  for (int64_t first = begin; first < end; first += kKeysPerGroup) {
+    std::array<bool, kKeysPerGroup> loaded = {};
     for (int64_t r = 0; r < block.rows; ++r) {
-      if (!keys.sees(block.row[static_cast<size_t>(r)], j)) continue;
-      if (!loaded) keys.load(j, block);
-      loaded = true;
-      use(static_cast<size_t>(r), j, score(block, r, keys.position(j)));
+      const QueryRow& row = block.row[static_cast<size_t>(r)];
+      SeenKeys seen;
+      for (int64_t j = first; j < std::min(first + kKeysPerGroup, end); ++j) {
+        if (!keys.sees(row, j)) continue;
+        bool& here = loaded[static_cast<size_t>(j - first)];
+        if (!here) keys.load(j, block);
+        here = true;
+        seen.key[seen.count++] = j;
+      }
+      GroupPointers with = {};
+      for (size_t i = 0; i < seen.count; ++i) with[i] = block.key_of(seen.key[i]);
+      if (seen.whole()) seen.score = dots(block.q_row(r), with, block.d_qk);
+      for (size_t i = 0; i < seen.count; ++i) {
+        if (!seen.whole()) seen.score[i] = dot(block.q_row(r), with[i], block.d_qk);
+        seen.score[i] = score(block, row, seen.score[i], keys.position(seen.key[i]));
+      }
+      use(static_cast<size_t>(r), seen);
     }
   }
 }
@@ -167,10 +259,17 @@ using Sums = std::array<double, kRowsPerBlock>;
 /// Computes the sums of weights, and in block.o those of weighted values.
 template <class Keys>
 void add_values(RowBlock& block, const Keys& keys, Sums& sum) {
-  for_each_score(block, keys, 0, keys.count(), [&](size_t r, int64_t, double s) {
-    const double weight = std::exp(s - finite_or_zero(block.max[r]));
-    sum[r] += weight;
-    add_scaled(weight, block.value, block.d_v, block.o_row(static_cast<int64_t>(r)));
+  for_each_group(block, keys, 0, keys.count(), [&](size_t r, const SeenKeys& seen) {
+    GroupNumbers weights = {};
+    GroupPointers values = {};
+    for (size_t i = 0; i < seen.count; ++i) {
+      weights[i] = std::exp(seen.score[i] - finite_or_zero(block.max[r]));
+      values[i] = block.value_of(seen.key[i]);
+      sum[r] += weights[i];
+    }
+    double* const o = block.o_row(static_cast<int64_t>(r));
+    if (seen.whole()) return add_all_scaled(weights, values, block.d_v, o);
+    for (size_t i = 0; i < seen.count; ++i) add_scaled(weights[i], values[i], block.d_v, o);
   });
 }
 
@@ -180,10 +279,12 @@ void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
   for (int64_t begin = 0, end = 0; begin < keys.count(); begin = end) {
     end = keys.run_end(begin);
     std::fill_n(block.keys.p, block.rows * block.keys.size, KeyRun::kUnseen);
-    for_each_score(block, keys, begin, end, [&](size_t r, int64_t j, double s) {
-      const double weight = std::exp(s - finite_or_zero(block.max[r]));
-      sum[r] += weight;
-      block.keys.of(static_cast<int64_t>(r), j) = weight;
+    for_each_group(block, keys, begin, end, [&](size_t r, const SeenKeys& seen) {
+      for (size_t i = 0; i < seen.count; ++i) {
+        const double weight = std::exp(seen.score[i] - finite_or_zero(block.max[r]));
+        sum[r] += weight;
+        block.keys.of(static_cast<int64_t>(r), seen.key[i]) = weight;
+      }
     });
     for (int64_t r = 0; r < block.rows; ++r)
       add_rounded(block.keys, keys.scales_of(begin), block.keys.p_of(r), block.o_row(r));
@@ -195,8 +296,9 @@ template <class Keys>
 void attend(RowBlock& block, const Keys& keys) {
   block.max.fill(-std::numeric_limits<double>::infinity());
   std::fill_n(block.o, block.rows * block.d_v, 0.0);
-  for_each_score(block, keys, 0, keys.count(), [&](size_t r, int64_t, double s) {
-    if (!std::isnan(block.max[r]) && !(s <= block.max[r])) block.max[r] = s;  // NaN stays NaN
+  for_each_group(block, keys, 0, keys.count(), [&](size_t r, const SeenKeys& seen) {
+    for (size_t i = 0; i < seen.count; ++i)
+      if (!std::isnan(block.max[r]) && !(seen.score[i] <= block.max[r])) block.max[r] = seen.score[i];  // NaN stays NaN
   });
 
   Sums sum = {};
@@ -294,9 +396,10 @@ void load_absorbed_query(const Args& args, const core::Cache& cache, const Query
 
 /// Loads the row of key j: a key [ckv | kpe], whose first d_v channels are the value.
 inline void load_absorbed_key(const CacheRow& row, int64_t j, RowBlock& block) {
-  if (block.keys.given()) return read_exact_row(row, j, block.key, block.keys);
-  read_row(row, block.key);
-  std::copy_n(block.key, block.d_v, block.value);
+  double* const key = block.key_of(j);
+  if (block.keys.given()) return read_exact_row(row, j, key, block.keys);
+  read_row(row, key);
+  std::copy_n(key, block.d_v, block.value_of(j));
 }
 
 }  // namespace mla::reference

@@ -21,8 +21,9 @@ struct PrefillKeys {
   bool sees(const QueryRow& row, int64_t j) const { return is_visible(args.options, args.causal, row.position, j); }
 
   void load(int64_t j, RowBlock& block) const {
-    load_row(args.k, args.dtype, (begin() + j) * args.k_stride_token + head * args.k_stride_head, args.d_qk, block.key);
-    double* value = block.value;
+    load_row(args.k, args.dtype, (begin() + j) * args.k_stride_token + head * args.k_stride_head, args.d_qk,
+             block.key_of(j));
+    double* value = block.value_of(j);
     if (block.keys.given()) {
       value = block.keys.elements_of(j);
       *block.keys.scales_of(j) = 1;  // v_scale is a factor of the outputs

@@ -189,11 +189,11 @@ TEST(PlanWith, RefusesWhatPlanRefuses) {
 TEST(Workspace, OfTheReferenceDependsOnTheHeadDimsOnly) {
   const Context context = reference_context();
   Decode decode;
-  EXPECT_EQ(workspace_size(context, decode.params).value(), 520U * (kCkv + kKpe + kCkv) + 128);
+  EXPECT_EQ(workspace_size(context, decode.params).value(), 544U * (kCkv + kKpe + kCkv) + 128);
   decode.kv_len = {1, 12};
-  EXPECT_EQ(workspace_size(context, decode.params).value(), 520U * (kCkv + kKpe + kCkv) + 128);
+  EXPECT_EQ(workspace_size(context, decode.params).value(), 544U * (kCkv + kKpe + kCkv) + 128);
   const Prefill prefill;
-  EXPECT_EQ(workspace_size(context, prefill.params).value(), 520U * (6 + 4) + 128);
+  EXPECT_EQ(workspace_size(context, prefill.params).value(), 544U * (6 + 4) + 128);
 }
 
 TEST(Workspace, AnyAlignmentDoesAndNothingOutsideIsWritten) {
