@@ -15,7 +15,8 @@ endfunction()
 cmake_path(GET CMAKE_SCRIPT_MODE_FILE PARENT_PATH source)
 cmake_path(APPEND source ../..)
 cmake_path(NORMAL_PATH source)
-run(${source} ${CMAKE_COMMAND} --preset ${PRESET} -B ${BUILD} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
+# Fresh: to another compiler CMake would go over without what the preset says, the sanitizer among it.
+run(${source} ${CMAKE_COMMAND} --fresh --preset ${PRESET} -B ${BUILD} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}
     -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER} ${OPTIONS})
 run(${source} ${CMAKE_COMMAND} --build ${BUILD} --parallel 1 --target ${TARGETS})
 run(${BUILD} ${RUN})
