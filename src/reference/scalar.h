@@ -70,9 +70,18 @@ inline void load_row(const void* data, DType dtype, int64_t offset, int32_t n, d
   }
 }
 
+/// Stores a row of `n` elements that begins `offset` elements into `data`.
 inline void store_row(const double* values, DType dtype, int64_t offset, int32_t n, void* data) {
-  for (int32_t i = 0; i < n; ++i)
-    store(dtype == DType::kF32 ? static_cast<float>(values[i]) : to_f32_odd(values[i]), dtype, offset + i, data);
+  const auto store_all = [&](DType type) {
+    for (int32_t i = 0; i < n; ++i)
+      store(type == DType::kF32 ? static_cast<float>(values[i]) : to_f32_odd(values[i]), type, offset + i, data);
+  };
+  switch (dtype) {  // a loop for each type
+    case DType::kBF16: return store_all(DType::kBF16);
+    case DType::kF16: return store_all(DType::kF16);
+    case DType::kE4M3: return store_all(DType::kE4M3);
+    default: return store_all(DType::kF32);
+  }
 }
 
 }  // namespace mla::reference
