@@ -8,8 +8,9 @@
 //   o[r]    = sum_j exp(s[r][j] - m[r]) v[j] / sum_j exp(s[r][j] - m[r])
 //             then * exp(lse[r]) / (exp(lse[r]) + exp(sink)), then * v_scale / o_scale
 // k_scale and v_scale are those of tensors; scales of a cache are factors of k and v.
-// The loop over the keys runs twice, for m and for the sums, so that no memory grows with the number of keys. With
-// compute = fp8, s is made of rounded queries, and fp8.h has the sum over v; the other sum is as above.
+// The loop over the keys runs twice, for m and for the sums, and keeps the scores of the first keys only, so that no
+// memory grows with the number of keys. With compute = fp8, s is made of rounded queries, and fp8.h has the sum over v;
+// the other sum is as above.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +35,8 @@ namespace mla::reference {
 inline constexpr int64_t kRowsPerBlock = 64;
 /// This many keys meet a row together: rows are read, and sums written, once for all of them.
 inline constexpr int64_t kKeysPerGroup = 4;
+/// The scores of this many keys are computed once, those of others in both loops.
+inline constexpr int64_t kKeptKeys = 512;
 
 /// Names one query of one head.
 struct QueryRow {
@@ -48,11 +51,12 @@ struct RowBlock {
   int32_t d_qk = 0, d_v = 0;
   double scale = 0;  // sm_scale * q_scale * k_scale
   core::Options options = {};
-  double* q = nullptr;      // [rows, d_qk]
-  double* o = nullptr;      // [rows, d_v]
-  double* key = nullptr;    // [kKeysPerGroup, d_qk]
-  double* value = nullptr;  // [kKeysPerGroup, d_v]
-  KeyRun keys = {};         // with compute = fp8, instead of `value`
+  double* q = nullptr;       // [rows, d_qk]
+  double* o = nullptr;       // [rows, d_v]
+  double* key = nullptr;     // [kKeysPerGroup, d_qk]
+  double* value = nullptr;   // [kKeysPerGroup, d_v]
+  double* scores = nullptr;  // [kKeptKeys, kRowsPerBlock]
+  KeyRun keys = {};          // with compute = fp8, instead of `value`
   std::array<QueryRow, kRowsPerBlock> row = {};
   std::array<double, kRowsPerBlock> max = {}, lse = {};
 
@@ -60,12 +64,15 @@ struct RowBlock {
   double* o_row(int64_t r) const { return o + r * d_v; }
   double* key_of(int64_t j) const { return key + j % kKeysPerGroup * d_qk; }
   double* value_of(int64_t j) const { return value + j % kKeysPerGroup * d_v; }
+  double& score_of(int64_t r, int64_t j) const { return scores[j * kRowsPerBlock + r]; }
 };
 
 /// Returns the bytes of workspace that a block takes for the problem of `args`.
 template <class Args>
 size_t block_bytes(const Args& args) {
-  const size_t numbers = static_cast<size_t>(kRowsPerBlock + kKeysPerGroup) * static_cast<size_t>(args.d_qk + args.d_v);
+  const size_t numbers =
+      static_cast<size_t>(kRowsPerBlock + kKeysPerGroup) * static_cast<size_t>(args.d_qk + args.d_v) +
+      static_cast<size_t>(kKeptKeys * kRowsPerBlock);
   const bool fp8 = args.options.compute == Compute::kFP8;
   return (numbers + (fp8 ? static_cast<size_t>(key_run_size(args.options.p_run, kRowsPerBlock, args.d_v)) : 0)) *
          sizeof(double);
@@ -87,8 +94,9 @@ RowBlock make_block(const Args& args, std::span<std::byte> workspace) {
   block.o = block.q_row(kRowsPerBlock);
   block.key = block.o_row(kRowsPerBlock);
   block.value = block.key + kKeysPerGroup * args.d_qk;
+  block.scores = block.value + kKeysPerGroup * args.d_v;
   if (args.options.compute == Compute::kFP8)
-    block.keys = make_key_run(args.options.p_run, block.value + kKeysPerGroup * args.d_v, args.d_v);
+    block.keys = make_key_run(args.options.p_run, block.scores + kKeptKeys * kRowsPerBlock, args.d_v);
   return block;
 }
 
@@ -221,7 +229,20 @@ inline double score(const RowBlock& block, const QueryRow& row, double product, 
   return s;
 }
 
-/// Calls use(r, seen) for every row r and the keys from `begin` to `end`, group by group. `keys` has these functions:
+/// Computes the scores of keys that block.key holds.
+template <class Keys>
+void compute_scores(const RowBlock& block, int64_t r, const Keys& keys, SeenKeys& seen) {
+  GroupPointers with = {};
+  for (size_t i = 0; i < seen.count; ++i) with[i] = block.key_of(seen.key[i]);
+  if (seen.whole()) seen.score = dots(block.q_row(r), with, block.d_qk);
+  for (size_t i = 0; i < seen.count; ++i) {
+    if (!seen.whole()) seen.score[i] = dot(block.q_row(r), with[i], block.d_qk);
+    seen.score[i] = score(block, block.row[static_cast<size_t>(r)], seen.score[i], keys.position(seen.key[i]));
+  }
+}
+
+/// Calls use(r, seen) for every row r and the keys from `begin` to `end`, group by group; `again` if that was done
+/// before for all keys. `keys` has these functions:
 /// - count() says that the keys are 0 ... count - 1, and position(j) where each is in its request;
 /// - sees(row, j) returns whether a QueryRow sees key j;
 /// - load(j, block) fills block.key_of(j) and block.value_of(j); it is not called for keys that no row of the block
@@ -229,8 +250,9 @@ inline double score(const RowBlock& block, const QueryRow& row, double product, 
 /// - run_end(j) returns the end of the run of at most block.keys.size keys that key j is in;
 /// - scales_of(j) returns the ValueScales of key j, which all keys of its run have.
 template <class Keys, class Use>
-void for_each_group(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, const Use& use) {
+void for_each_group(RowBlock& block, const Keys& keys, int64_t begin, int64_t end, bool again, const Use& use) {
   for (int64_t first = begin; first < end; first += kKeysPerGroup) {
+    const bool kept = first + kKeysPerGroup <= kKeptKeys;
     std::array<bool, kKeysPerGroup> loaded = {};
     for (int64_t r = 0; r < block.rows; ++r) {
       const QueryRow& row = block.row[static_cast<size_t>(r)];
@@ -242,13 +264,12 @@ void for_each_group(RowBlock& block, const Keys& keys, int64_t begin, int64_t en
         here = true;
         seen.key[seen.count++] = j;
       }
-      GroupPointers with = {};
-      for (size_t i = 0; i < seen.count; ++i) with[i] = block.key_of(seen.key[i]);
-      if (seen.whole()) seen.score = dots(block.q_row(r), with, block.d_qk);
-      for (size_t i = 0; i < seen.count; ++i) {
-        if (!seen.whole()) seen.score[i] = dot(block.q_row(r), with[i], block.d_qk);
-        seen.score[i] = score(block, row, seen.score[i], keys.position(seen.key[i]));
-      }
+      if (kept && again)
+        for (size_t i = 0; i < seen.count; ++i) seen.score[i] = block.score_of(r, seen.key[i]);
+      else
+        compute_scores(block, r, keys, seen);
+      if (kept && !again)
+        for (size_t i = 0; i < seen.count; ++i) block.score_of(r, seen.key[i]) = seen.score[i];
       use(static_cast<size_t>(r), seen);
     }
   }
@@ -259,7 +280,7 @@ using Sums = std::array<double, kRowsPerBlock>;
 /// Computes the sums of weights, and in block.o those of weighted values.
 template <class Keys>
 void add_values(RowBlock& block, const Keys& keys, Sums& sum) {
-  for_each_group(block, keys, 0, keys.count(), [&](size_t r, const SeenKeys& seen) {
+  for_each_group(block, keys, 0, keys.count(), true, [&](size_t r, const SeenKeys& seen) {
     GroupNumbers weights = {};
     GroupPointers values = {};
     for (size_t i = 0; i < seen.count; ++i) {
@@ -279,7 +300,7 @@ void add_rounded_values(RowBlock& block, const Keys& keys, Sums& sum) {
   for (int64_t begin = 0, end = 0; begin < keys.count(); begin = end) {
     end = keys.run_end(begin);
     std::fill_n(block.keys.p, block.rows * block.keys.size, KeyRun::kUnseen);
-    for_each_group(block, keys, begin, end, [&](size_t r, const SeenKeys& seen) {
+    for_each_group(block, keys, begin, end, true, [&](size_t r, const SeenKeys& seen) {
       for (size_t i = 0; i < seen.count; ++i) {
         const double weight = std::exp(seen.score[i] - finite_or_zero(block.max[r]));
         sum[r] += weight;
@@ -296,7 +317,7 @@ template <class Keys>
 void attend(RowBlock& block, const Keys& keys) {
   block.max.fill(-std::numeric_limits<double>::infinity());
   std::fill_n(block.o, block.rows * block.d_v, 0.0);
-  for_each_group(block, keys, 0, keys.count(), [&](size_t r, const SeenKeys& seen) {
+  for_each_group(block, keys, 0, keys.count(), false, [&](size_t r, const SeenKeys& seen) {
     for (size_t i = 0; i < seen.count; ++i)
       if (!std::isnan(block.max[r]) && !(seen.score[i] <= block.max[r])) block.max[r] = seen.score[i];  // NaN stays NaN
   });
