@@ -58,9 +58,9 @@ CUDA = re.compile(r"^(cuda\w*\.h|cuda/(std|pipeline|barrier).*|cooperative_group
 CUDA_PLACES = ("src/cuda/ptx/", "src/cuda/runtime/")
 # What only nvcc knows. Kernels are compiled for the emulator too, and reach the machine through the wrappers of ptx.
 CUDA_ONLY = re.compile(r"\b(threadIdx|blockIdx|blockDim|gridDim|warpSize|atomic[A-Z]\w*|__(?!builtin_|restrict)\w+)\b")
-# Where nvcc 13.0 compiles std::countr_zero for a GPU, the result is 32 whatever the argument is: its libstdc++ calls a
-# function of the host, and nothing warns.
-WRONG_ON_GPUS = re.compile(r"\bstd::countr_(zero|one)\b")
+# These are constexpr, so that nvcc 13.0 takes them in kernels, but libstdc++ goes on to functions of the host, and
+# nothing warns: std::countr_zero is 32 whatever its argument, and what follows a std::copy_n is removed.
+WRONG_ON_GPUS = re.compile(r"\bstd::(countr_(zero|one)|copy(_n|_backward)?|move_backward|fill(_n)?|swap_ranges)\b")
 KERNEL_PLACES = ("src/cuda/tile/", "src/cuda/common/", "src/cuda/attention/", "src/cuda/backends/")
 TORCH = re.compile(r"^(torch|ATen|c10)/")
 # Engines of the Python package, and the folders that may know them. What is said to kernels stays free of them.
@@ -133,7 +133,7 @@ def check_source(path, text):
                 yield number, f"{builtin.group()} in a kernel: nvcc alone knows it, src/cuda/ptx wraps it"
             wrong = WRONG_ON_GPUS.search(line)
             if wrong:
-                yield number, f"{wrong.group()}: nvcc 13.0 compiles it wrong; std::bit_width and std::popcount are right"
+                yield number, f"{wrong.group()}: nvcc 13.0 compiles it wrong; std::bit_width, std::popcount and loops are right"
         if path.startswith(LAYOUT_FREE_FOLDERS):
             constant = LAYOUT_NUMBER.search(line)
             if constant:
@@ -214,6 +214,7 @@ PLANTED = {
     "src/cuda/border/a.h": (SPDX + "#pragma once\n#include \"cuda/tile/a.cuh\"\n", 'may not include "cuda/tile/a.cuh"'),
     "src/cuda/backends/portable/a.cu": (SPDX + "#include \"emulator/device.h\"\n", 'may not include "emulator/device.h"'),
     "src/cuda/common/d.cu": (SPDX + "int f(unsigned x) { return std::countr_zero(x); }\n", "nvcc 13.0 compiles it wrong"),
+    "src/cuda/common/e.cu": (SPDX + "void f(float* a, float* b) { std::copy_n(a, 4, b); }\n", "nvcc 13.0 compiles it wrong"),
     "src/cuda/backends/portable/b.cu": (SPDX + "void f() { atomicAdd(p, 1); }\n", "atomicAdd in a kernel"),
     "src/cuda/backends/portable/c.cuh": (SPDX + "#pragma once\n#include \"cuda/runtime/code.h\"\n",
                                          'may not include "cuda/runtime/code.h"'),
