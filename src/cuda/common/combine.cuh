@@ -302,8 +302,8 @@ struct CombineKernel {
     ptx::Vec4 values[kAtOnce];
     MLA_UNROLL
     for (int i = 0; i < kAtOnce; ++i) values[i] = row.load(split_of(i), column);
-    const State own =
-        row.load_state(split_of(ptx::lane()));  // the lane has one of the warp's splits, and one of all splits
+    // A lane has the state of one of the warp's splits, and of one of all splits.
+    const State own = row.load_state(split_of(ptx::lane()));
     State all = row.load_state(ptx::lane());
     ptx::sync_warp();  // all loads have been issued before the first one is waited for
     MLA_NO_UNROLL
