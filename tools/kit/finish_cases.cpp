@@ -10,10 +10,8 @@
 namespace mla::kit {
 namespace {
 
-using Gate = FinishSpec::Gate;
-
 int64_t gate_channels(const FinishSpec& spec, const FinishedRows& rows) {
-  return spec.gate == Gate::kHead ? 1 : rows.d_v;
+  return spec.gate == FinishSpec::Gate::kHead ? 1 : rows.d_v;
 }
 
 /// Returns `view`, [T, H, n], as [T, G, H / G, n] whose groups of heads lie one behind another: as they do where tokens
@@ -55,7 +53,7 @@ FinishMemory::FinishMemory(const FinishSpec& spec, const FinishedRows& rows, uin
     positions = to_buffer(places);
     cos_sin = angles(spec.max_positions, spec.d_rotary, spec.cos_sin_extra);
   }
-  if (spec.gate != Gate::kNone) {
+  if (spec.gate != FinishSpec::Gate::kNone) {
     gate = padded_buffer(spec.gate_dtype, tokens, heads, gate_channels(spec, rows), spec.gate_head_extra,
                          spec.gate_token_extra);
     gate.fill(kNanByte);
@@ -74,7 +72,7 @@ OutputFinish FinishMemory::params(const FinishSpec& spec, const FinishedRows& ro
     p.positions = list_view(positions, DType::kI64, rows.num_tokens);
   }
   p.interleaved = spec.interleaved;
-  if (spec.gate != Gate::kNone)
+  if (spec.gate != FinishSpec::Gate::kNone)
     p.gate = padded_view(gate, spec.gate_dtype, rows.num_tokens, rows.num_heads, gate_channels(spec, rows),
                          spec.gate_head_extra, spec.gate_token_extra);
   if (rows.is_quantized()) p.scale = scale_view(spec, rows, scale);
