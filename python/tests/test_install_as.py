@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests libmla.install_as and `python -m libmla.run_as`: the drop-ins under the peers' names."""
 
-import os
 import shutil
-import subprocess
 import sys
 from types import ModuleType
 
@@ -11,17 +9,15 @@ import pytest
 
 import libmla
 from libmla import run_as
+from processes import python_path, python_with_torch
 
 pytest.importorskip("torch")
 
 
 def run(*arguments, cwd=None, path=None):
     """Runs a process of its own, whose modules the test may change; packages in the folder ``path`` are installed."""
-    command = [sys.executable, *arguments]
-    environment = dict(os.environ)
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [environment.get("PYTHONPATH")])])
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False, env=environment)
+    installed = {} if path is None else {"PYTHONPATH": python_path(path)}
+    return python_with_torch(*arguments, cwd=cwd, **installed)
 
 
 def python(program, path=None):
