@@ -18,6 +18,7 @@ import torch.distributed as dist
 import batches
 import libmla
 from libmla.distributed import ContextParallel, combine, shard_heads
+from processes import run_ranks
 
 SM_SCALE = 192**-0.5
 # Global ranks of the groups. None begins with all the processes before it, and so group ranks differ from global ones.
@@ -244,7 +245,7 @@ RUNNERS: dict[type, Callable[..., dict[str, Any]]] = {
 def spawn(count: int, folder: Path, device_type: str) -> None:
     """Runs `main` in so many processes. An error, a crash too, says which rank was at which case."""
     try:
-        torch.multiprocessing.spawn(main, (count, str(folder), device_type), count)
+        run_ranks(main, (count, str(folder), device_type), count)
     except (torch.multiprocessing.ProcessExitedException, torch.multiprocessing.ProcessRaisedException) as error:
         at = folder / f"at{error.error_index}"
         doing = at.read_text(encoding="utf-8") if at.is_file() else "its start"

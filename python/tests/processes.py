@@ -18,6 +18,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -73,6 +75,25 @@ def python_with_torch(
     return subprocess.CompletedProcess(command, process.exitcode, stdout, stderr)
 
 
+def run_ranks(main: Callable[..., None], arguments: tuple[Any, ...], count: int, timeout: float = 240) -> None:
+    """Runs `main(rank, *arguments)` in so many processes at once, which have torch.
+
+    An error of one ends all and is raised here, as one of torch.multiprocessing's; so does taking longer than `timeout`
+    seconds, and then each writes at which line it was.
+    """
+    import torch.multiprocessing
+
+    given = (dict(os.environ), main, arguments)
+    ranks = torch.multiprocessing.start_processes(
+        _become_rank, given, count, join=False, start_method=_forks.get_start_method()
+    )
+    end = time.monotonic() + timeout
+    while not ranks.join(max(end - time.monotonic(), 0)):  # which raises the error of a rank
+        if time.monotonic() > end:
+            _stop(ranks.processes)
+            raise TimeoutError(f"{count} ranks had not ended after {timeout} s")
+
+
 def _stop(processes: list[Any]) -> None:
     """Ends processes, each of which first writes where it is."""
     for process in processes:
@@ -82,6 +103,13 @@ def _stop(processes: list[Any]) -> None:
         process.join(10)
         process.kill()
         process.join()
+
+
+def _become_rank(rank: int, environment: dict[str, str], main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Is one of these processes."""
+    faulthandler.enable()
+    _set_environment(environment)
+    main(rank, *arguments)
 
 
 def _set_environment(environment: dict[str, str]) -> None:
