@@ -4,8 +4,6 @@
 import inspect
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -26,6 +24,7 @@ from flash_mla_problems import (
 from flash_mla_reference import Expected, attend, beside, check, stack
 from libmla import flash_mla
 from libmla.flash_mla import flash_mla_interface
+from processes import python_with_torch
 
 INF = math.inf
 
@@ -518,5 +517,5 @@ assert (lse[0].T - scores.logsumexp(-1)).abs().max() < 1e-3
 assert torch.all(out[1] == 0) and torch.all(lse[1] == torch.inf)
 assert meta.plan.backend.startswith("cuda"), meta.plan.backend
 """
-    environment = os.environ | {"MLA_EMULATE": emulated_sm90.removeprefix("emulated:")}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    done = python_with_torch("-c", program, MLA_EMULATE=emulated_sm90.removeprefix("emulated:"))
+    assert done.returncode == 0, done.stderr

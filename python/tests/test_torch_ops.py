@@ -8,8 +8,6 @@ import dataclasses
 import gc
 import inspect
 import io
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import example_calls
 import libmla
 from libmla import _core, torch_ops
 from libmla._operation import OPERATIONS
+from processes import python_with_torch
 from small_problems import decode_problem
 
 CALLS = example_calls.calls()
@@ -406,8 +405,8 @@ decode = torch.compile(lambda q: libmla.decode(q, cache, sm_scale=0.1, **named),
 assert (decode(q) == 1).all()
 assert "libmla.torch_ops" in sys.modules
 """
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
+    done = python_with_torch("-c", script)
+    assert done.returncode == 0, done.stderr
 
 
 def test_numbers_name_things_while_they_live() -> None:
