@@ -307,7 +307,7 @@ typedef struct mla_append_rope_params {
   const mla_tensor* q_out;         /* out [T, H, kv_lora_rank + qk_rope_head_dim] */
   const mla_tensor* q_scale;       /* [1] f32, with an e4m3 q_out */
   const mla_tensor* ckv;           /* [T, kv_lora_rank] */
-  const mla_tensor* kpe;           /* [T, qk_rope_head_dim] */
+  const mla_tensor* kpe;           /* [T, qk_rope_head_dim]; null with q_pe, cos_sin, positions: no rotary channels */
   const mla_tensor* cos_sin;       /* [max_positions, qk_rope_head_dim] f32 */
   const mla_tensor* positions;     /* [T] int64 */
   int32_t interleaved;             /* 1 after _init */

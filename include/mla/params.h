@@ -260,6 +260,9 @@ struct AppendParams {
 ///
 /// Where a norm is asked for, x / sqrt(mean(x^2) + norm_eps) * weight, in f32, is what is rotated and rounded; rows
 /// have at most 4096 channels then. All backends sum the squares in one order, so that they leave the same bits.
+///
+/// Rows without rotary channels (GLM-5.3-Flash, Kimi K3; formats such as fp8_nope) have no q_pe, kpe, cos_sin and
+/// positions: nothing turns, and all else is done.
 struct AppendRopeParams {
   TensorView q_nope = {};     ///< [T, H, kv_lora_rank], optional with q_pe: only keys are written then
   TensorView q_pe = {};       ///< [T, H, qk_rope_head_dim], the dtype of q_nope; bf16, f16 or f32

@@ -55,13 +55,13 @@ def append(rows: Rows, slot_mapping: Tensor, cache: Cache, *, context: Context |
 @operation(Output("q_out", "q"), written=("cache",))
 def append_rope(
     ckv: Tensor,
-    kpe: Tensor,
+    kpe: Tensor | None,
     slot_mapping: Tensor,
     cache: Cache,
     *,
-    cos_sin: Tensor,
-    positions: Tensor,
-    q: tuple[Tensor, Tensor] | None = None,
+    cos_sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    q: tuple[Tensor, Tensor | None] | None = None,
     interleaved: bool = True,
     q_norm: bool = False,
     q_norm_weight: Tensor | None = None,
@@ -74,15 +74,17 @@ def append_rope(
 ) -> Tensor | None:
     """Normalizes queries and keys, rotates their rotary parts, quantizes, and appends the keys, in one pass.
 
-    Where a norm is asked for, ``x / sqrt(mean(x^2) + norm_eps) * weight``, in f32, is what is rotated.
+    Where a norm is asked for, ``x / sqrt(mean(x^2) + norm_eps) * weight``, in f32, is what is rotated. Rows without
+    rotary channels (GLM-5.3-Flash, Kimi K3) have None for ``kpe``, ``cos_sin``, ``positions`` and the second of ``q``:
+    nothing turns, and all else is done.
 
     Args:
         ckv: [T, kv_lora_rank]; bf16, f16 or f32.
-        kpe: [T, qk_rope_head_dim], not yet rotated, of ckv's type.
+        kpe: [T, qk_rope_head_dim], not yet rotated, of ckv's type; None: rows have no rotary channels.
         slot_mapping: [T] int64; a negative slot writes no key, the query still.
         cache: is written.
-        cos_sin: [max_positions, qk_rope_head_dim] f32: cosines of all angles, then sines.
-        positions: [T] int64, below max_positions.
+        cos_sin: [max_positions, qk_rope_head_dim] f32: cosines of all angles, then sines; with ``kpe``.
+        positions: [T] int64, below max_positions; with ``kpe``.
         q: (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); None: only keys are written.
         interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + qk_rope_head_dim / 2).
         q_norm: whether [q_nope | q_pe] of each token and head is normalized, as DeepSeek V4's.

@@ -73,7 +73,7 @@ void append_rope(ffi::PackedArgs packed, ffi::Any* result) {
   DType dtype = args.dtype("q_out_dtype");
   if (dtype == DType::kNone) dtype = params.q_scale.given() ? DType::kE4M3 : params.q_nope.dtype;
   const TensorView& q = params.q_nope;
-  const int64_t d_qk = extent(q, 2) + extent(params.q_pe, 2);
+  const int64_t d_qk = extent(q, 2) + (params.q_pe.given() ? extent(params.q_pe, 2) : 0);
   if (q.given()) outputs.make(params.q_out, "q_out", dtype, {extent(q, 0), extent(q, 1), d_qk}, q.device);
   args.end();
   call.carry_out_unplanned(params, params.slot_mapping.device);

@@ -137,9 +137,39 @@ def test_append_rope_of_rows_that_end_with_the_rotary_channels(format):
     assert torch.equal(out[..., :448], q[0])
     difference = (expected.unpack(got).float() - expected.unpack(wanted).float()).abs().nan_to_num()
     assert (difference > 0).float().mean() < 1e-3  # where the turned channel itself lies between two bf16
-    with pytest.raises(ValueError, match="expected a format with rotary channels, got fp8_nope"):
+    with pytest.raises(ValueError, match="kpe: expected none, since the rows of cache.format have no rotary channels"):
         nope = libmla.KvCache("fp8_nope", torch.zeros(1, 16, 528, dtype=torch.uint8))
-        libmla.append_rope(ckv, kpe, torch.arange(9), nope, cos_sin=cos_sin, positions=positions)
+        rows = torch.cat([ckv, kpe], -1)
+        libmla.append_rope(rows, kpe, torch.arange(9), nope, cos_sin=cos_sin, positions=positions)
+
+
+@pytest.mark.parametrize("format", ["fp8_nope", "bf16"])
+def test_append_rope_of_rows_without_rotary_channels(format):
+    batch = batches.paged([9], 4)
+    ckv, q, weight = torch.randn(9, 512).bfloat16(), torch.randn(9, 3, 512).bfloat16(), torch.rand(512) + 0.5
+    normalized = (ckv.double() / (ckv.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight).float()
+
+    def cache_of(rows):
+        if format == "fp8_nope":
+            return batches.packed_cache(format, batch, rows)
+        pool = torch.zeros(batch.num_pages * 4, 512, dtype=torch.bfloat16)
+        pool[torch.tensor(batch.all_slots())] = rows.bfloat16()
+        return pool.view(-1, 4, 512)
+
+    wanted, got = cache_of(normalized), cache_of(torch.zeros(9, 512))
+    slots = torch.tensor(batch.all_slots(), dtype=torch.int64)
+    out = libmla.append_rope(ckv, None, slots, got, q=(q, None), q_norm=True, norm_weight=weight)
+    assert out.shape == (9, 3, 512)
+    assert torch.allclose(out.float(), q.float() / (q.float().square().mean(-1, keepdim=True) + 1e-6).sqrt(), rtol=1e-2)
+    rows = [expected.unpack(cache).float() if format == "fp8_nope" else cache.float() for cache in (got, wanted)]
+    difference = (rows[0] - rows[1]).abs().nan_to_num()
+    assert (difference > 0).float().mean() < 1e-3  # where a channel itself lies between two numbers of the cache
+    assert rows[0].abs().nansum() > 0
+    message = (
+        "cos_sin: expected none, since the rows of" if format == "fp8_nope" else "kpe: expected a tensor, got none"
+    )
+    with pytest.raises(ValueError, match=message):
+        libmla.append_rope(ckv, None, slots, got, cos_sin=torch.rand(20, 64), positions=torch.arange(9))
 
 
 def test_rotary_channels_of_e4m3_have_a_scale_in_their_row():

@@ -338,7 +338,7 @@ struct AppendRopeArgs {
   int64_t ckv_stride_token = 0;
   const void* kpe = nullptr;  // [T, d_kpe]
   int64_t kpe_stride_token = 0;
-  const float* cos_sin = nullptr;  // [max_positions, d_kpe]
+  const float* cos_sin = nullptr;  // [max_positions, d_kpe]; null if d_kpe is 0, as are positions, kpe and q_pe
   int64_t cos_sin_stride_position = 0;
   const int64_t* positions = nullptr;  // [T]
   bool interleaved = true;
@@ -353,6 +353,10 @@ struct AppendRopeArgs {
   Cache cache = {};
 
   constexpr bool normalizes() const { return q_norm || norm_weight != nullptr; }
+  /// Returns the cosines and sines of a token's position; null where rows have no rotary channels.
+  constexpr const float* angles(int64_t token) const {
+    return cos_sin != nullptr ? cos_sin + positions[token] * cos_sin_stride_position : nullptr;
+  }
 };
 
 struct CopyPagesArgs {

@@ -35,27 +35,51 @@ bool check_slot_mapping(Checks& check, const TensorView& slots, int64_t num_toke
           check_slots(check, "slot_mapping", static_cast<const int64_t*>(slots.data), num_tokens, shape.num_slots()));
 }
 
-/// Binds the widths of what append_rope takes, which a format fixes.
-bool begin_rope(Checks& check, CacheFormat format, RowWidths& widths) {
-  if (!widths.begin(check, "cache", format)) return false;
-  const KvLayout layout = kv_layout(format);
-  if (!layout.is_packed()) return true;
-  widths.ckv = layout.nope_dim - layout.rotary_in_nope;
-  widths.kpe = layout.rope_dim + layout.rotary_in_nope;
-  return check.require(widths.kpe > 0, "cache.format", "expected a format with rotary channels, got {}", layout.name);
+constexpr std::string_view kNothingTurns = "the rows of `cache.format` have no rotary channels";
+
+/// Binds the widths of what append_rope takes, which a format fixes. Rows of others have rotary channels if the caller
+/// gives anything of them.
+bool begin_rope(Checks& check, const AppendRopeParams& params, RowWidths& widths) {
+  if (!widths.begin(check, "cache", params.cache.format)) return false;
+  const KvLayout layout = kv_layout(params.cache.format);
+  if (layout.is_packed()) {
+    widths.ckv = layout.nope_dim - layout.rotary_in_nope;
+    widths.kpe = layout.rope_dim + layout.rotary_in_nope;
+  } else if (!params.kpe.given() && !params.q_pe.given() && !params.cos_sin.given() && !params.positions.given()) {
+    widths.kpe = 0;
+  }
+  return true;
 }
 
-/// Checks the queries, of which either all three tensors are given or none.
-bool check_rope_queries(Checks& check, const AppendRopeParams& params, BatchShape& batch, RowWidths& widths) {
+/// Checks the rotary channels of keys and what turns them, none of which is given unless rows have such channels.
+bool check_turned_keys(Checks& check, const AppendRopeParams& params, bool turns, int64_t num_tokens,
+                       RowWidths& widths) {
+  if (!turns)
+    return check.absent("kpe", params.kpe, kNothingTurns) && check.absent("cos_sin", params.cos_sin, kNothingTurns) &&
+           check.absent("positions", params.positions, kNothingTurns) && widths.settle(check, "ckv");
+  int64_t max_positions = kUnbound;
+  return check.tensor("kpe", params.kpe, set_of({params.ckv.dtype}),
+                      {{"T", &num_tokens}, {"qk_rope_head_dim", &widths.kpe}}) &&
+         widths.settle(check, "kpe") && check.at_least("qk_rope_head_dim", widths.kpe, 2) &&
+         check.require(widths.kpe % 2 == 0, "qk_rope_head_dim", "expected an even number, got {}", widths.kpe) &&
+         check.tensor("cos_sin", params.cos_sin, kF32Only,
+                      {{"max_positions", &max_positions}, {"qk_rope_head_dim", &widths.kpe}}) &&
+         check_positions(check, params.positions, num_tokens, max_positions);
+}
+
+/// Checks the queries, of which either all tensors are given or none.
+bool check_rope_queries(Checks& check, const AppendRopeParams& params, bool turns, BatchShape& batch,
+                        RowWidths& widths) {
   if (!params.q_nope.given())
     return check.absent("q_pe", params.q_pe, "`q_nope` is not given") &&
            check.absent("q_out", params.q_out, "`q_nope` is not given") &&
            check.absent("q_scale", params.q_scale, "`q_nope` is not given");
   return check.tensor("q_nope", params.q_nope, kFloats,
                       {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"kv_lora_rank", &widths.ckv}}) &&
-         check.tensor("q_pe", params.q_pe, set_of({params.q_nope.dtype}),
-                      {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"qk_rope_head_dim", &widths.kpe}}) &&
-         widths.settle(check, "q_pe") && check_batch_and_rows(check, batch) &&
+         (turns ? check.tensor("q_pe", params.q_pe, set_of({params.q_nope.dtype}),
+                               {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"qk_rope_head_dim", &widths.kpe}})
+                : check.absent("q_pe", params.q_pe, kNothingTurns)) &&
+         widths.settle(check, turns ? "q_pe" : "q_nope") && check_batch_and_rows(check, batch) &&
          check.tensor("q_out", params.q_out, kFloatsAndE4M3,
                       {{"T", &batch.num_tokens}, {"H", &batch.num_heads}, {"d_qk", &widths.total}}, Role::kOutput) &&
          check_scale_of(check, "q_scale", params.q_scale, "q_out", params.q_out.dtype);
@@ -169,21 +193,16 @@ bool check_append_rope(Checks& check, const AppendRopeParams& params, int64_t nu
   RowWidths& row_widths = kv_layout(params.cache.format).rotary_in_nope > 0 ? joined : widths;
   BatchShape batch = {.num_tokens = num_tokens};
   CacheShape shape;
-  int64_t max_positions = kUnbound;
   int64_t norm_channels = kUnbound;
+  if (!begin_rope(check, params, widths)) return false;
+  const bool turns = widths.kpe != 0;
   const bool shapes =
-      begin_rope(check, params.cache.format, widths) && check_rope_queries(check, params, batch, widths) &&
+      check_rope_queries(check, params, turns, batch, widths) &&
       check.tensor("ckv", params.ckv, kFloats, {{"T", &batch.num_tokens}, {"kv_lora_rank", &widths.ckv}}) &&
-      check.tensor("kpe", params.kpe, set_of({params.ckv.dtype}),
-                   {{"T", &batch.num_tokens}, {"qk_rope_head_dim", &widths.kpe}}) &&
-      widths.settle(check, "kpe") && check.at_least("qk_rope_head_dim", widths.kpe, 2) &&
-      check.require(widths.kpe % 2 == 0, "qk_rope_head_dim", "expected an even number, got {}", widths.kpe) &&
-      check.tensor("cos_sin", params.cos_sin, kF32Only,
-                   {{"max_positions", &max_positions}, {"qk_rope_head_dim", &widths.kpe}}) &&
+      check_turned_keys(check, params, turns, batch.num_tokens, widths) &&
       check_norms(check, params, widths, norm_channels) &&
       check_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape) && row_widths.finish(check) &&
       finish_cache(check, "cache", params.cache, Role::kOutput, row_widths, shape, args.cache) &&
-      check_positions(check, params.positions, batch.num_tokens, max_positions) &&
       check_slot_mapping(check, params.slot_mapping, batch.num_tokens, shape);
   if (!shapes) return false;
 
@@ -194,9 +213,10 @@ bool check_append_rope(Checks& check, const AppendRopeParams& params, int64_t nu
     args.q_nope = params.q_nope.data;
     args.q_nope_stride_token = params.q_nope.stride[0];
     args.q_nope_stride_head = params.q_nope.stride[1];
-    args.q_pe = params.q_pe.data;
-    args.q_pe_stride_token = params.q_pe.stride[0];
-    args.q_pe_stride_head = params.q_pe.stride[1];
+    const TensorView& q_pe = if_given(params.q_pe);
+    args.q_pe = q_pe.data;
+    args.q_pe_stride_token = q_pe.stride[0];
+    args.q_pe_stride_head = q_pe.stride[1];
     args.q_out_dtype = params.q_out.dtype;
     args.q_out = params.q_out.data;
     args.q_out_stride_token = params.q_out.stride[0];
@@ -206,11 +226,11 @@ bool check_append_rope(Checks& check, const AppendRopeParams& params, int64_t nu
   args.dtype = params.ckv.dtype;
   args.ckv = params.ckv.data;
   args.ckv_stride_token = params.ckv.stride[0];
-  args.kpe = params.kpe.data;
-  args.kpe_stride_token = params.kpe.stride[0];
-  args.cos_sin = static_cast<const float*>(params.cos_sin.data);
-  args.cos_sin_stride_position = params.cos_sin.stride[0];
-  args.positions = static_cast<const int64_t*>(params.positions.data);
+  args.kpe = if_given(params.kpe).data;
+  args.kpe_stride_token = if_given(params.kpe).stride[0];
+  args.cos_sin = static_cast<const float*>(if_given(params.cos_sin).data);
+  args.cos_sin_stride_position = if_given(params.cos_sin).stride[0];
+  args.positions = static_cast<const int64_t*>(if_given(params.positions).data);
   args.interleaved = params.interleaved;
   args.slot_mapping = static_cast<const int64_t*>(params.slot_mapping.data);
   args.q_norm = params.q_norm;

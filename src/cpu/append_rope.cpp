@@ -18,7 +18,7 @@ class RowNorm {
   /// Writes `num_plain` channels of `plain` and `num_rotary` of `pe` to `row`.
   void make(const void* plain, int32_t num_plain, const void* pe, int32_t num_rotary, DType dtype, float* row) const {
     set_.floats->convert(plain, dtype, row, DType::kF32, num_plain);
-    set_.floats->convert(pe, dtype, row + num_plain, DType::kF32, num_rotary);
+    if (num_rotary > 0) set_.floats->convert(pe, dtype, row + num_plain, DType::kF32, num_rotary);
     const float factor = set_.rows->norm_factor(row, channels_, epsilon_);
     set_.rows->scale_channels(row, channels_, factor, has_weight_ ? weight_ : nullptr, row, DType::kF32);
   }
@@ -41,29 +41,39 @@ class QueryWriter {
 
   void write(int64_t token, const Rotation& rotation) const {
     if (args_.num_heads == 0) return;
-    alignas(64) float row[core::kMaxNormChannels];
     const int32_t num_plain = args_.cache.d_plain();
+    const auto write_plain = [&](int32_t head, const void* plain, const void*, DType dtype) {
+      convert(plain, dtype, query(token, head, 0), num_plain);
+    };
+    if (rotation.channels == 0) return for_heads(token, write_plain);
     for_angles(rotation, [&](const Angles& angles) {
-      for (int32_t head = 0; head < args_.num_heads; ++head) {
-        const void* plain =
-            at(args_.q_nope, token * args_.q_nope_stride_token + head * args_.q_nope_stride_head, args_.q_dtype);
-        const void* pe = at(args_.q_pe, token * args_.q_pe_stride_token + head * args_.q_pe_stride_head, args_.q_dtype);
-        DType dtype = args_.q_dtype;
-        if (args_.q_norm) {
-          norm_.make(plain, num_plain, pe, rotation.channels, dtype, row);
-          plain = row;
-          pe = row + num_plain;
-          dtype = DType::kF32;
-        }
-        if (angles.first == 0) convert(plain, dtype, query(token, head, 0), num_plain);
+      for_heads(token, [&](int32_t head, const void* plain, const void* pe, DType dtype) {
+        if (angles.first == 0) write_plain(head, plain, pe, dtype);
         rotate(set_, pe, dtype, rotation, angles, [&](const float* out, int32_t first, int32_t n) {
           convert(out, DType::kF32, query(token, head, num_plain + first), n);
         });
-      }
+      });
     });
   }
 
  private:
+  /// Calls f(head, plain channels, rotary ones, their type) for each query of a token, normalized if asked.
+  template <class F>
+  void for_heads(int64_t token, const F& f) const {
+    alignas(64) float row[core::kMaxNormChannels];
+    const int32_t num_plain = args_.cache.d_plain();
+    for (int32_t head = 0; head < args_.num_heads; ++head) {
+      const void* plain =
+          at(args_.q_nope, token * args_.q_nope_stride_token + head * args_.q_nope_stride_head, args_.q_dtype);
+      const void* pe = at(args_.q_pe, token * args_.q_pe_stride_token + head * args_.q_pe_stride_head, args_.q_dtype);
+      if (!args_.q_norm) {
+        f(head, plain, pe, args_.q_dtype);
+        continue;
+      }
+      norm_.make(plain, num_plain, pe, args_.cache.d_rotary(), args_.q_dtype, row);
+      f(head, row, row + num_plain, DType::kF32);
+    }
+  }
   char* query(int64_t token, int32_t head, int32_t channel) const {
     const int64_t first = token * args_.q_out_stride_token + head * args_.q_out_stride_head;
     return at(args_.q_out, first + channel, args_.q_out_dtype);
@@ -118,9 +128,8 @@ void run_append_rope(const KernelSet& set, const core::AppendRopeArgs& args, cor
   const KeyWriter keys(set, args, bytes);
   share(pool, args.num_tokens, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      const Rotation rotation = {.channels = args.cache.d_rotary(),
-                                 .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
-                                 .interleaved = args.interleaved};
+      const Rotation rotation = {
+          .channels = args.cache.d_rotary(), .cos_sin = args.angles(token), .interleaved = args.interleaved};
       keys.write(token, rotation);
       queries.write(token, rotation);
     }

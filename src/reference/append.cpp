@@ -50,10 +50,8 @@ void append_rope(const core::AppendRopeArgs& args) {
   const int32_t plain = args.cache.d_plain(), rotary = args.cache.d_rotary();
   for (int64_t token = 0; token < args.num_tokens; ++token) {
     const auto rotated = [&](const Normalized& pe) {
-      return Rotated<Normalized>{.pe = pe,
-                                 .dim = rotary,
-                                 .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
-                                 .interleaved = args.interleaved};
+      return Rotated<Normalized>{
+          .pe = pe, .dim = rotary, .cos_sin = args.angles(token), .interleaved = args.interleaved};
     };
     for (int64_t head = 0; head < args.num_heads; ++head) {
       const int64_t out = token * args.q_out_stride_token + head * args.q_out_stride_head;

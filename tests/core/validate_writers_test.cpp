@@ -153,9 +153,44 @@ TEST(ValidateAppendRope, RowsThatEndWithTheRotaryChannels) {
   p.params.ckv = of(wide, {3, 512});
   EXPECT_EQ(core::validate(p.params, args, device).message(),
             "append_rope: ckv: expected shape [T = 3, kv_lora_rank = 448], got [3, 512]");
+}
+
+TEST(ValidateAppendRope, RowsWithoutRotaryChannels) {
+  AppendRope p;
+  std::vector<uint16_t> wide(3 * kHeads * 512), out(wide);
+  std::vector<uint8_t> page(4 * 528);
+  p.params.q_nope = of(wide, {3, kHeads, 512});
+  p.params.q_out = of(out, {3, kHeads, 512});
+  p.params.ckv = of(wide, {3, 512});
   p.params.cache = {.format = CacheFormat::kFP8Nope, .kv = contiguous(page.data(), DType::kU8, {1, 4, 528})};
-  EXPECT_EQ(core::validate(p.params, args, device).message(),
-            "append_rope: cache.format: expected a format with rotary channels, got fp8_nope");
+  p.slots = {0, 3, -1};
+  core::AppendRopeArgs args;
+  Device device;
+  const auto expect_none = [&](std::string_view field, TensorView AppendRopeParams::*tensor) {
+    EXPECT_EQ(
+        core::validate(p.params, args, device).message(),
+        fmt::format("append_rope: {}: expected none, since the rows of cache.format have no rotary channels, got a "
+                    "tensor",
+                    field));
+    p.params.*tensor = {};
+  };
+  expect_none("q_pe", &AppendRopeParams::q_pe);
+  expect_none("kpe", &AppendRopeParams::kpe);
+  expect_none("cos_sin", &AppendRopeParams::cos_sin);
+  expect_none("positions", &AppendRopeParams::positions);
+  ASSERT_EQ(core::validate(p.params, args, device).message(), "");
+  EXPECT_EQ(args.cache.d_rotary(), 0);
+  EXPECT_EQ(args.cache.d_plain(), 512);
+  EXPECT_EQ(args.num_heads, kHeads);
+  EXPECT_EQ(args.angles(2), nullptr);
+
+  // Rows of other formats have such channels if the caller gives anything of them.
+  AppendRope other;
+  other.params.q_pe = other.params.kpe = other.params.positions = {};
+  EXPECT_EQ(core::validate(other.params, args, device).message(), "append_rope: q_pe: expected a tensor, got none");
+  other.params.cos_sin = {};
+  EXPECT_EQ(core::validate(other.params, args, device).message(),
+            "append_rope: q_out: expected shape [T = 3, H = 2, d_qk = 8], got [3, 2, 12]");
 }
 
 TEST(ValidateAppendRope, RefusesBadNorms) {

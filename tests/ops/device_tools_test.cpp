@@ -37,7 +37,7 @@ class AppendRopeOnDevice : public DeviceTest<Op::kAppendRope> {};
 MLA_FOR_EVERY_DEVICE(AppendRopeOnDevice, Op::kAppendRope);
 
 TEST_P(AppendRopeOnDevice, RandomProblems) {
-  for (CacheFormat format : kit::rotary_formats())
+  for (CacheFormat format : kAllCacheFormats)
     expect_random(turns_of(format, 20), [&](uint64_t seed) { return kit::random_append_rope_spec(seed, format); });
 }
 
@@ -50,7 +50,7 @@ TEST_P(AppendRopeOnDevice, RowsThatEnginesHave) {
                                         &Spec::q_out_token_extra, &Spec::row_extra,     &Spec::cos_sin_extra};
   uint64_t seed = 1;
   for (CacheFormat format : {CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41, CacheFormat::kFP8DsMla, CacheFormat::kFP8,
-                             CacheFormat::kBF16, CacheFormat::kFP4DsV41})
+                             CacheFormat::kBF16, CacheFormat::kFP4DsV41, CacheFormat::kFP8Nope})
     for (Norm norm : {Norm::kNone, Norm::kLatent, Norm::kRow})
       for (bool q_norm : {false, true})
         for (DType q_out : {DType::kBF16, DType::kE4M3}) {
@@ -73,6 +73,8 @@ TEST_P(AppendRopeOnDevice, RowsThatEnginesHave) {
           spec.seed = seed++;
           if (format == CacheFormat::kBF16 && norm != Norm::kNone)
             expect_ok_by("append_turned_rows", spec);
+          else if (format == CacheFormat::kFP8Nope)
+            expect_ok_by("append_turned_groups", spec);  // nothing turns, all else is the same
           else
             expect_ok(spec);
           for (int64_t Spec::*extra : kExtras)

@@ -226,9 +226,7 @@ TEST_P(GatherNoAllocation, Run) {
   }                                                                                    \
   static_assert(true)
 
-MLA_DIRECT_NO_ALLOCATION(AppendRope, Op::kAppendRope,
-                         kit::random_append_rope_spec(seed,
-                                                      kit::rotary_formats()[seed % kit::rotary_formats().size()]));
+MLA_DIRECT_NO_ALLOCATION(AppendRope, Op::kAppendRope, kit::random_append_rope_spec(seed, format));
 MLA_DIRECT_NO_ALLOCATION(CopyPages, Op::kCopyPages, kit::random_copy_pages_spec(seed, format));
 MLA_DIRECT_NO_ALLOCATION(BlockTableToCsr, Op::kBlockTableToCsr, kit::random_block_table_to_csr_spec(seed));
 MLA_DIRECT_NO_ALLOCATION(PhysicalSlots, Op::kPhysicalSlots, kit::random_physical_slots_spec(seed));

@@ -166,7 +166,7 @@ MLA_FOR_EVERY_ROW(AppendRopeTest, Op::kAppendRope);
 
 TEST_P(AppendRopeTest, FormatsAndTypes) {
   uint64_t turn = 0;
-  for (CacheFormat format : kit::rotary_formats())
+  for (CacheFormat format : kAllCacheFormats)
     for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
       for (DType q_out : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3})
         for (bool interleaved : {false, true}) {
@@ -183,7 +183,7 @@ TEST_P(AppendRopeTest, FormatsAndTypes) {
 }
 
 TEST_P(AppendRopeTest, KeysOnly) {
-  for (CacheFormat format : kit::rotary_formats()) {
+  for (CacheFormat format : kAllCacheFormats) {
     kit::AppendRopeSpec spec;
     spec.cache = kit::usual_cache(format);
     spec.num_heads = 0;
@@ -222,7 +222,7 @@ TEST_P(AppendRopeTest, SkippedTokensStillTurnTheirQueries) {
 TEST_P(AppendRopeTest, NormsOfEveryFormatAndType) {
   using Norm = kit::AppendRopeSpec::Norm;
   uint64_t turn = 0;
-  for (CacheFormat format : kit::rotary_formats())
+  for (CacheFormat format : kAllCacheFormats)
     for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32})
       for (Norm norm : {Norm::kNone, Norm::kLatent, Norm::kRow})
         for (bool interleaved : {false, true}) {
@@ -302,7 +302,7 @@ TEST_P(AppendRopeTest, NormsAreThoseOfDouble) {
 
 TEST_P(AppendRopeTest, RandomProblems) {
   for (uint64_t seed = 23000; seed < 23030; ++seed)
-    for (CacheFormat format : kit::rotary_formats())
+    for (CacheFormat format : kAllCacheFormats)
       if (has_turn(format, seed)) expect_ok(kit::random_append_rope_spec(seed, format));
 }
 

@@ -210,13 +210,13 @@ AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rop
   };
   // The sign of a NaN that a rotation makes is not defined; a norm leaves one NaN.
   ckv_rows = make_key_rows(d_ckv, kRows, spec.special_share);
-  kpe_rows = make_key_rows(d_kpe, kRows + 100, spec.norm == Spec::Norm::kRow ? spec.special_share : 0.0);
+  if (d_kpe > 0) kpe_rows = make_key_rows(d_kpe, kRows + 100, spec.norm == Spec::Norm::kRow ? spec.special_share : 0.0);
   memory = make_pool(spec.cache, spec.num_pages);
   slot_mapping = make_slot_mapping(tokens, int64_t{spec.num_pages} * spec.cache.page_size, spec.skip_share,
                                    mix(spec.seed, kSlots));
   if (heads > 0) {
     make(q_nope, d_ckv);
-    make(q_pe, d_kpe);
+    if (d_kpe > 0) make(q_pe, d_kpe);
     q_out =
         padded_buffer(spec.q_out_dtype, tokens, heads, spec.cache.d_qk, spec.q_out_head_extra, spec.q_out_token_extra);
     if (spec.q_out_dtype == DType::kE4M3) q_scale = to_buffer(std::array{spec.q_scale});
@@ -228,11 +228,11 @@ AppendRopeCase::AppendRopeCase(const AppendRopeSpec& rope_spec) : spec(noted(rop
   std::vector<int64_t> places;
   for (int64_t t = 0; t < tokens; ++t) places.push_back(random.integer(0, int64_t{spec.max_positions} - 1));
   positions = to_buffer(places);
-  cos_sin = angles(spec.max_positions, d_kpe, spec.cos_sin_extra);
+  if (d_kpe > 0) cos_sin = angles(spec.max_positions, d_kpe, spec.cos_sin_extra);
   if (heads > 0) {
     const AppendRopeParams p = params();
     fill_heads(p.q_nope, spec.seed, kQ, 1.0F);
-    fill_heads(p.q_pe, spec.seed, kQ + 100, 1.0F);
+    if (d_kpe > 0) fill_heads(p.q_pe, spec.seed, kQ + 100, 1.0F);
   }
   reset_outputs();
 }
@@ -243,15 +243,18 @@ AppendRopeParams AppendRopeCase::params() const {
   AppendRopeParams p;
   if (heads > 0) {
     p.q_nope = padded_view(q_nope, spec.q_dtype, tokens, heads, d_ckv, spec.q_head_extra, spec.q_token_extra);
-    p.q_pe = padded_view(q_pe, spec.q_dtype, tokens, heads, d_kpe, spec.q_head_extra, spec.q_token_extra);
+    if (d_kpe > 0)
+      p.q_pe = padded_view(q_pe, spec.q_dtype, tokens, heads, d_kpe, spec.q_head_extra, spec.q_token_extra);
     p.q_out = padded_view(q_out, spec.q_out_dtype, tokens, heads, spec.cache.d_qk, spec.q_out_head_extra,
                           spec.q_out_token_extra);
     if (spec.q_out_dtype == DType::kE4M3) p.q_scale = list_view(q_scale, DType::kF32, 1);
   }
   p.ckv = rows_view(ckv_rows, spec.dtype, tokens, d_ckv, spec.row_extra);
-  p.kpe = rows_view(kpe_rows, spec.dtype, tokens, d_kpe, spec.row_extra);
-  p.cos_sin = rows_view(cos_sin, DType::kF32, spec.max_positions, d_kpe, spec.cos_sin_extra);
-  p.positions = list_view(positions, DType::kI64, tokens);
+  if (d_kpe > 0) {
+    p.kpe = rows_view(kpe_rows, spec.dtype, tokens, d_kpe, spec.row_extra);
+    p.cos_sin = rows_view(cos_sin, DType::kF32, spec.max_positions, d_kpe, spec.cos_sin_extra);
+    p.positions = list_view(positions, DType::kI64, tokens);
+  }
   p.interleaved = spec.interleaved;
   p.slot_mapping = list_view(slot_mapping, DType::kI64, tokens);
   p.q_norm = heads > 0 && spec.q_norm;

@@ -39,14 +39,6 @@ std::vector<CacheFormat> formats_like(CacheFormat format) {
   });
 }
 
-std::span<const CacheFormat> rotary_formats() {
-  static const std::vector<CacheFormat> formats = formats_that([](CacheFormat format) {
-    const KvLayout layout = kv_layout(format);
-    return !layout.is_packed() || layout.rope_dim + layout.rotary_in_nope > 0;
-  });
-  return formats;
-}
-
 CacheSpec usual_cache(CacheFormat format) {
   CacheSpec spec;
   spec.format = format;

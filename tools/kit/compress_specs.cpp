@@ -102,7 +102,7 @@ AppendRopeSpec random_append_beside(const CompressSpec& compress) {
   Random random(mix(compress.seed, 0xBE51DE));
   const bool usual = random.chance(0.5);
   const CacheFormat format = usual ? pick(random, std::array{CacheFormat::kFP8DsV4, CacheFormat::kFP8DsV41})
-                                   : random.pick(random.chance(0.5) ? tensor_formats() : rotary_formats());
+                                   : random.pick(random.chance(0.7) ? tensor_formats() : std::span(kAllCacheFormats));
   AppendRopeSpec spec = random_append_rope_spec(random.next(), format);
   spec.num_tokens = static_cast<int32_t>(total_queries(compress));
   if (spec.num_tokens > 9) spec.num_heads = std::min(spec.num_heads, 2);

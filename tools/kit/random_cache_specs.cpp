@@ -207,7 +207,6 @@ AppendRopeSpec random_append_rope_spec(uint64_t seed, CacheFormat format) {
   AppendRopeSpec spec;
   spec.seed = seed;
   spec.cache = random_cache(random, format);
-  if (spec.cache.d_rotary() == 0) spec.cache.d_qk += 64;
   spec.num_pages = static_cast<int32_t>(random.integer(1, std::max(2, 256 / spec.cache.page_size)));
   spec.num_tokens = static_cast<int32_t>(random.integer(0, std::min(spec.num_pages * spec.cache.page_size, 100)));
   spec.num_heads = pick(random, std::array<int32_t, 8>{0, 0, 1, 3, 8, 16, 17, 128});

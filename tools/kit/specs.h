@@ -58,8 +58,6 @@ struct CacheSpec {
 CacheSpec usual_cache(CacheFormat format);
 /// Returns the formats whose rows are as wide as those of this one: those of tensors, or the packed ones of its widths.
 std::vector<CacheFormat> formats_like(CacheFormat format);
-/// Returns the formats whose rows have rotary channels, which append_rope takes.
-std::span<const CacheFormat> rotary_formats();
 /// Returns the formats whose caches are tensors of elements, of any widths.
 std::span<const CacheFormat> tensor_formats();
 

@@ -97,8 +97,7 @@ std::vector<Variety> varieties_of(Op op, const SweepOptions& options) {
       return {std::begin(kAllIndexerFormats), std::end(kAllIndexerFormats)};
     default: break;
   }
-  const std::span<const CacheFormat> formats =
-      op == Op::kAppendRope ? rotary_formats() : std::span<const CacheFormat>(kAllCacheFormats);
+  const std::span<const CacheFormat> formats(kAllCacheFormats);
   if (!cache.has_value()) return {formats.begin(), formats.end()};
   return std::ranges::count(formats, *cache) == 0 ? std::vector<Variety>{} : std::vector<Variety>{*cache};
 }

@@ -42,7 +42,8 @@ struct AppendGroupsKernel {
     const core::Cache& cache = args.cache;
     if constexpr (kTurns) {
       const int32_t plain = cache.d_plain(), rotary = cache.d_rotary();
-      if (!args.interleaved || plain % kLaneChannels != 0 || rotary % kLaneChannels != 0 || rotary > 2 * kWarpSize ||
+      if ((!args.interleaved && rotary > 0) || plain % kLaneChannels != 0 || rotary % kLaneChannels != 0 ||
+          rotary > 2 * kWarpSize ||
           std::max(plain + (cache.rotary_in_ckv > 0 ? rotary : 0), args.norm_channels) > kMostLaneChannels ||
           !cuda::has_rows_at(args.kpe, {args.kpe_stride_token * 2}, 16) ||
           !cuda::has_rows_at(args.cos_sin, {args.cos_sin_stride_position * 4}, 16))
@@ -112,7 +113,7 @@ struct AppendGroupsKernel {
         const int32_t rotary = args.cache.d_rotary();
         if (lane_channel() >= plain && lane_channel() < plain + rotary && (joined || args.norm_channels > plain))
           latents = LaneRow::load(kpe - plain * 2);
-        angles = args.cos_sin + args.positions[token] * args.cos_sin_stride_position;
+        angles = args.angles(token);
         if (!joined && 2 * ptx::lane() < rotary) {
           cos[0] = angles[ptx::lane()];
           sin[0] = angles[rotary / 2 + ptx::lane()];

@@ -79,10 +79,8 @@ struct AppendRopeKernel {
   static MLA_DEVICE void write_turned(const Params& args, int64_t token, int64_t head, int64_t slot, const Source& nope,
                                       const Source& pe) {
     const core::Cache& cache = args.cache;
-    const Rotated<Source> rotated = {.pe = pe,
-                                     .dim = cache.d_rotary(),
-                                     .cos_sin = args.cos_sin + args.positions[token] * args.cos_sin_stride_position,
-                                     .interleaved = args.interleaved};
+    const Rotated<Source> rotated = {
+        .pe = pe, .dim = cache.d_rotary(), .cos_sin = args.angles(token), .interleaved = args.interleaved};
     const bool is_key = head == args.num_heads;
     const CacheRow row = CacheRow::at_slot(cache, slot);
     if (is_key && cache.rotary_in_ckv > 0) return write_joined_row<false>(row, nope, rotated);

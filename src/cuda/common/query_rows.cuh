@@ -34,9 +34,10 @@ struct QueryRowsKernel {
     const int32_t most =
         kNormalizes ? kMostLaneChannels - rotary : kMostLaneChannels;  // a norm has the rotary ones too
     const auto bytes = static_cast<int64_t>(size_of(args.q_out_dtype));
-    return args.num_heads > 0 && args.num_tokens * args.num_heads <= INT32_MAX / 2 && args.interleaved &&
-           args.q_dtype == DType::kBF16 && (args.q_out_dtype == DType::kBF16 || args.q_out_dtype == DType::kE4M3) &&
-           plain % kLaneChannels == 0 && plain <= most && rotary % kLaneChannels == 0 && rotary <= 2 * kWarpSize &&
+    return args.num_heads > 0 && args.num_tokens * args.num_heads <= INT32_MAX / 2 &&
+           (args.interleaved || rotary == 0) && args.q_dtype == DType::kBF16 &&
+           (args.q_out_dtype == DType::kBF16 || args.q_out_dtype == DType::kE4M3) && plain % kLaneChannels == 0 &&
+           plain <= most && rotary % kLaneChannels == 0 && rotary <= 2 * kWarpSize &&
            cuda::has_rows_at(args.q_nope, {args.q_nope_stride_token * 2, args.q_nope_stride_head * 2}, 16) &&
            cuda::has_rows_at(args.q_pe, {args.q_pe_stride_token * 2, args.q_pe_stride_head * 2}, 16) &&
            cuda::has_rows_at(args.q_out, {args.q_out_stride_token * bytes, args.q_out_stride_head * bytes}, 16);
@@ -74,7 +75,7 @@ struct QueryRowsKernel {
       token_ = params.num_heads.divide(row);
       head_ = row - token_ * params.num_heads.value;
       const int32_t plain = args.cache.d_plain(), rotary = args.cache.d_rotary();
-      const int64_t position = args.positions[token_];
+      const float* const angles = args.angles(token_);
       const std::byte* const pe = at(args.q_pe, token_ * args.q_pe_stride_token + head_ * args.q_pe_stride_head);
       if (lane_channel() < plain)
         plain_ = LaneRow::load(at(args.q_nope, token_ * args.q_nope_stride_token + head_ * args.q_nope_stride_head));
@@ -82,9 +83,8 @@ struct QueryRowsKernel {
         plain_ = LaneRow::load(pe - plain * 2);  // for the norm, which has the rotary channels behind the others
       if (2 * ptx::lane() < rotary) {
         pair_ = ptx::load_global(as<uint32_t>(pe) + ptx::lane());
-        const float* const angles = args.cos_sin + position * args.cos_sin_stride_position + ptx::lane();
-        cos_[0] = angles[0];
-        sin_[0] = angles[rotary / 2];
+        cos_[0] = angles[ptx::lane()];
+        sin_[0] = angles[rotary / 2 + ptx::lane()];
       }
     }
 

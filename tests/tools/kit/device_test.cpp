@@ -66,7 +66,7 @@ TEST(BuffersOf, HoldEveryTensor) {
       expect_all_memory_known<kit::GatherCase>(kit::random_gather_spec(seed, format));
       expect_all_memory_known<kit::CopyPagesCase>(kit::random_copy_pages_spec(seed, format));
     }
-    for (CacheFormat format : kit::rotary_formats())
+    for (CacheFormat format : kAllCacheFormats)
       expect_all_memory_known<kit::AppendRopeCase>(kit::random_append_rope_spec(seed, format));
     for (DType dtype : {DType::kBF16, DType::kE4M3})
       expect_all_memory_known<kit::PrefillCase>(kit::random_prefill_spec(seed, dtype));

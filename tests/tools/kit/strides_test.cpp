@@ -88,7 +88,7 @@ TEST(Strides, OfAttention) {
 
 TEST(Strides, OfWriters) {
   expect_strides_of_formats<kit::AppendCase>(kit::random_append_spec);
-  expect_strides_of_formats<kit::AppendRopeCase>(kit::random_append_rope_spec, kit::rotary_formats());
+  expect_strides_of_formats<kit::AppendRopeCase>(kit::random_append_rope_spec);
   expect_strides_of_formats<kit::GatherCase>(kit::random_gather_spec);
   expect_strides_of_formats<kit::CopyPagesCase>(kit::random_copy_pages_spec);
   expect_strides_of_formats<kit::CompressCase>(kit::random_compress_spec);

@@ -159,15 +159,6 @@ void set_groups(const Choice& choice, Case& result) {
     throw UsageError("{}: has no meaning without listed blocks (blocks)", size->where);
 }
 
-// Reads the format of a cache that append_rope writes.
-CacheFormat rotary_format(const Setting& setting) {
-  const CacheFormat format = cli::parse_cache(setting.where, setting.text);
-  const KvLayout layout = kv_layout(format);
-  if (layout.is_packed() && layout.rope_dim + layout.rotary_in_nope == 0)
-    throw UsageError("{}: expected a format with rotary channels, got {}", setting.where, name(format));
-  return format;
-}
-
 // Compressors: V4's, unless it is said.
 void set_compressor(const Choice& choice, Case& result) {
   using To = kit::CompressSpec::To;
@@ -177,7 +168,7 @@ void set_compressor(const Choice& choice, Case& result) {
   result.compress_to = one_of<To>(choice, "compress_to", To::kCache,
                                   {{"cache", To::kCache}, {"indexer", To::kIndexer}, {"latents", To::kLatents}});
   if (const Setting* append = find(choice, "append"); append != nullptr && append->text != "none")
-    result.append = rotary_format(*append);
+    result.append = cli::parse_cache(append->where, append->text);
   if (result.ratio == 1 && result.overlap)
     throw UsageError("{}: a ratio of 1 has no overlap", find(choice, "overlap")->where);
   if (find(choice, "head_dims") != nullptr) return;

@@ -196,8 +196,6 @@ kit::AppendRopeSpec append_rope_spec(const Case& one, uint64_t seed) {
   spec.num_heads = narrow(one.heads, "heads");
   spec.num_pages = narrow(pages_needed(one), "pages");
   spec.cache = cache_spec(one);
-  if (spec.cache.d_rotary() == 0)
-    throw UsageError("append_rope: expected rows with rotary channels, got {} of {}", name(one.cache), one.d_qk);
   spec.cache.two_tensors = spec.cache.token_scales;
   spec.q_dtype = spec.dtype = spec.q_out_dtype = one.q_dtype;
   spec.q_norm = one.norm;

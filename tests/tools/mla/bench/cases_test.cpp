@@ -131,11 +131,7 @@ TEST(Expand, RefusesKeysThatWouldChangeNothing) {
         expand(flags({{"op", "indexer_logits"}, {"indexer_format", "fp4"}}));
       },
       {"--indexer_format", "one of fp8, mxfp4", "fp4"});
-  expect_usage_error(
-      [] {
-        expand(flags({{"op", "compress"}, {"append", "fp8_nope"}}));
-      },
-      {"--append", "rotary channels", "fp8_nope"});
+  expect_usage_error([] { expand(flags({{"op", "compress"}, {"append", "fp9"}})); }, {"--append", "fp8_dsv4", "fp9"});
   refuse("decode", "pool_tokens", "5");
   refuse("decode_sparse", "window", "5");
   refuse("decode_sparse", "alibi", "true");
