@@ -18,7 +18,7 @@ class Steps {
   Steps(const LayerKind& layer, const CachePair& caches, int64_t tp) : layer_(layer), caches_(caches), tp_(tp) {}
 
   std::vector<Step> list() {
-    add(layer_.qk_rope_head_dim > 0 ? Op::kAppendRope : Op::kAppend);
+    add(Op::kAppendRope);
     if (layer_.compress_ratio > 0 && layer_.owns_pool) write_pool();
     if (layer_.index_heads > 0) choose();
     if (layer_.draft_block == 0) prefill();

@@ -192,7 +192,7 @@ Status Checker::check_decode(const Sample& sample, const Decoded& decoded) {
   ++log_.num_checks;
   const ModelConfig& model = layer_.options().model;
   const int32_t visible = sample.token.start + 1;
-  if (has_prologue(model)) check_query(sample, decoded);
+  if (turns(model)) check_query(sample, decoded);
   if (sample.seed_of)
     if (Status status = check_cached(sample); !status.ok()) return status;
   if (sample.slots != nullptr)

@@ -43,7 +43,7 @@ LatentEngine::LatentEngine(const EngineOptions& options, const Context& context,
   absorbed_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
   o_latent_ = rows_buffer(batch, heads * model.kv_lora_rank, bytes);
   out_ = rows_buffer(batch, heads * model.v_head_dim, sizeof(float));
-  if (has_prologue(model)) ready_q_ = rows_buffer(batch, heads * model.d_qk(), bytes);
+  if (turns(model)) ready_q_ = rows_buffer(batch, heads * model.d_qk(), bytes);
   if (!sparse()) return;
   indexer_q_ = rows_buffer(batch, index_heads() * kIndexerLayout.head_dim, 1);
   indexer_weights_ = rows_buffer(batch, index_heads(), sizeof(float));
@@ -65,7 +65,7 @@ int64_t LatentEngine::memory_needed(const EngineOptions& options) {
   const int64_t compressor = layer.topk > 0 && pooled > 1
                                  ? Compressor::memory_needed(pooled_key_compressor(pooled), layer.compressor_room())
                                  : 0;
-  const int64_t queries = qk + 2 * model.kv_lora_rank + (has_prologue(model) ? model.d_qk() : 0);
+  const int64_t queries = qk + 2 * model.kv_lora_rank + (turns(model) ? model.d_qk() : 0);
   const int64_t per_request = model.d_qk() * bytes + heads * (queries * bytes + v * 4) + partial + indexer;
   const int64_t angles = int64_t{layer.max_positions} * model.qk_rope_head_dim * 4;
   const int64_t weights = heads * (model.qk_nope_head_dim + v) * model.kv_lora_rank * (bytes + 4);
@@ -160,10 +160,7 @@ void LatentEngine::generate_tokens() {
     for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
       const TokenJob& job = jobs_[static_cast<size_t>(i)];
       std::byte* const row = element(latents_, i * model.d_qk(), bytes);
-      if (has_prologue(model))
-        generator_.projected_latent(job.seed, job.position, row);
-      else
-        generator_.latent(job.seed, job.position, row);
+      generator_.projected_latent(job.seed, job.position, row);
       if (job.dense_row >= 0) generator_.query(job.seed, job.position, dense_query(job.dense_row));
       if (compressor != nullptr) compressor->generate(generator_, job.seed, job.position, i);
     }
@@ -172,7 +169,7 @@ void LatentEngine::generate_tokens() {
 
 // Makes the queries of absorbed attention of a slice of the tokens.
 void LatentEngine::generate_queries(int64_t first, int64_t count) {
-  const bool projected = has_prologue(options_.layer.model);
+  const bool projected = turns(options_.layer.model);
   const auto heads = static_cast<int32_t>(index_heads());
   team_.run((count + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kTokensPerTask; i < std::min(count, (task + 1) * kTokensPerTask); ++i) {
@@ -209,10 +206,8 @@ std::vector<TokenRange> LatentEngine::ranges_of(int64_t first, int64_t count) co
   return ranges;
 }
 
-// Appends the rows of dense prefill. Others follow with their queries, or are here, too, if there is no prologue.
+// Appends the rows of dense prefill. Others follow with their queries.
 Status LatentEngine::append() {
-  if (!has_prologue(options_.layer.model))
-    return layer_.append(tokens(0, std::ssize(jobs_)), {}, Phase::kAppend, &recorder_);
   for (int64_t first = 0; first < num_prefill_;) {
     const auto is_dense = [&](int64_t job) { return jobs_[static_cast<size_t>(job)].dense_row >= 0; };
     int64_t end = first + 1;
@@ -249,13 +244,12 @@ Status LatentEngine::attend_absorbed(int64_t first, int64_t count, const Absorbe
   recorder_.time(phases.projection, [&] { projector_.absorb(q_nope_.data(), count, absorbed_.data()); });
   const TensorView q = contiguous(ready_queries().data(), dtype, {count, heads, model.d_qk()});
   const TensorView o = contiguous(o_latent_.data(), dtype, {count, heads, rank});
-  Status status;
-  if (has_prologue(model))
-    status = layer_.append(tokens(first, count),
-                           {.q_nope = contiguous(absorbed_.data(), dtype, {count, heads, rank}),
-                            .q_pe = contiguous(q_pe_.data(), dtype, {count, heads, rope}),
-                            .out = q},
-                           phases.prologue, &recorder_);
+  NewQueries queries;
+  if (turns(model))
+    queries = {.q_nope = contiguous(absorbed_.data(), dtype, {count, heads, rank}),
+               .q_pe = contiguous(q_pe_.data(), dtype, {count, heads, rope}),
+               .out = q};
+  Status status = layer_.append(tokens(first, count), queries, phases.prologue, &recorder_);
   if (!status.ok()) return status;
   const TensorView q_nope = slice(q, 2, 0, rank), q_pe = rope > 0 ? slice(q, 2, rank, rope) : TensorView{};
   const std::vector<TokenRange> ranges = ranges_of(first, count);

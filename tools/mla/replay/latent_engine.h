@@ -59,7 +59,7 @@ class LatentEngine : public Engine {
   static int64_t absorbed_rows(const LayerOptions& options);
   int64_t index_heads() const { return indexer_heads(options_.layer.model); }
   /// Returns absorbed queries as attention gets them, [absorbed_rows, H, d_qk].
-  const bench::Buffer& ready_queries() const { return has_prologue(options_.layer.model) ? ready_q_ : absorbed_; }
+  const bench::Buffer& ready_queries() const { return turns(options_.layer.model) ? ready_q_ : absorbed_; }
   QueryRow dense_query(int64_t row) const;
   QueryRow absorbed_query(int64_t row) const;
   IndexerQueries indexer_queries(int64_t row) const;

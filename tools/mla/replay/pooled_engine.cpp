@@ -19,7 +19,7 @@ constexpr int64_t kSliceTokens = 128;
 constexpr int64_t kPooledTokensPerTask = 8;  // of the generator
 int64_t slice_bytes(const ModelConfig& model, int64_t element_bytes) {
   const int64_t heads = model.num_attention_heads, kinds = std::ssize(pooled_kinds(model));
-  const int64_t queries = (has_prologue(model) ? 2 : 1) * int64_t{model.d_qk()};
+  const int64_t queries = (turns(model) ? 2 : 1) * int64_t{model.d_qk()};
   return kSliceTokens * (heads * (queries + model.d_v()) * element_bytes +
                          kinds * int64_t{indexer_heads(model)} * (kIndexerLayout.head_dim + 4));
 }
@@ -50,7 +50,7 @@ PooledEngine::PooledEngine(const EngineOptions& options, const Context& context,
   const int64_t heads = model.num_attention_heads;
   latents_ = rows_buffer(options.layer.chunk + options.layer.decode_rows(), model.d_qk(), bytes);
   q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
-  if (has_prologue(model)) projected_q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
+  if (turns(model)) projected_q_ = rows_buffer(kSliceTokens, heads * model.d_qk(), bytes);
   o_ = rows_buffer(kSliceTokens, heads * model.d_v(), bytes);
   const int64_t indexers = std::ssize(layer_.kinds()) * indexer_heads(model);
   indexer_q_ = rows_buffer(kSliceTokens, indexers * kIndexerLayout.head_dim, 1);
@@ -141,10 +141,7 @@ void PooledEngine::generate_latents() {
     for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(i)];
       std::byte* const row = latents_.data() + i * width * bytes;
-      if (has_prologue(options_.layer.model))
-        generator_.projected_latent(token.seed, token.place.position, row);
-      else
-        generator_.latent(token.seed, token.place.position, row);
+      generator_.projected_latent(token.seed, token.place.position, row);
       for (Compressor* compressor : compressors) compressor->generate(generator_, token.seed, token.place.position, i);
     }
   });
@@ -155,7 +152,7 @@ void PooledEngine::generate_queries(int64_t first, int64_t count) {
   const auto bytes = static_cast<int64_t>(size_of(options_.layer.dtype));
   const int64_t width = model.d_qk(), row_bytes = model.num_attention_heads * width * bytes;
   const int32_t index_heads = indexer_heads(model);
-  const bool projected = has_prologue(model);
+  const bool projected = turns(model);
   team_.run((count + kPooledTokensPerTask - 1) / kPooledTokensPerTask, [&](int64_t task, int32_t) {
     for (int64_t i = task * kPooledTokensPerTask; i < std::min(count, (task + 1) * kPooledTokensPerTask); ++i) {
       const Token& token = tokens_[static_cast<size_t>(first + i)];
@@ -213,7 +210,7 @@ Status PooledEngine::append_slice(size_t kind, int64_t first, std::span<const To
   const DType dtype = options_.layer.dtype;
   const int64_t heads = model.num_attention_heads;
   NewQueries queries;
-  if (has_prologue(model)) {
+  if (turns(model)) {
     const TensorView q = contiguous(projected_q_.data(), dtype, {count, heads, model.d_qk()});
     queries = {.q_nope = slice(q, 2, 0, model.kv_lora_rank),
                .q_pe = slice(q, 2, model.kv_lora_rank, model.qk_rope_head_dim),
@@ -371,7 +368,7 @@ Status PooledEngine::check(const Sample& sample, int64_t first) {
             fmt::format("{}, head {}", what, head), "the reference");
 
   check_output(sample, row, got, what);
-  if (has_prologue(model)) check_query(sample, row, what);
+  if (turns(model)) check_query(sample, row, what);
   if (status = check_cached(sample, what); !status.ok()) return status;
   std::vector<int32_t> positions;
   if (status = check_selection(sample, row, what, positions); !status.ok()) return status;

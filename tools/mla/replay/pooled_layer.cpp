@@ -125,15 +125,11 @@ std::vector<Compressor*> PooledLayer::compressors() {
 Status PooledLayer::append(size_t kind, const NewTokens& tokens, const NewQueries& queries, const PooledTokens& pooled,
                            const AppendPhases& phases, Recorder* recorder) {
   const KvCache window = pools_[kWindow].cache();
-  const bool apart = !row_compressors_[kind] || !has_prologue(options_.model);
-  if (apart)
-    if (Status status = prologue_.run(operations_, tokens, queries, window, phases.prologue, recorder); !status.ok())
-      return status;
-  if (!row_compressors_[kind]) return {};
+  if (!row_compressors_[kind]) return prologue_.run(operations_, tokens, queries, window, phases.prologue, recorder);
   Compressor& rows = *row_compressors_[kind];
   CompressParams params;
   params.cache = pools_[kind].cache();
-  if (!apart) params.append = prologue_.params(tokens, queries, window);
+  params.append = prologue_.params(tokens, queries, window);
   if (Status status = rows.run(operations_, params, pooled, phases.compress, recorder); !status.ok()) return status;
   if (!kinds_[kind].chooses()) return {};
   const IndexerCache indexer = indexers_[kind].cache();

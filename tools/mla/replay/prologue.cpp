@@ -20,9 +20,11 @@ AppendRopeParams Prologue::params(const NewTokens& tokens, const NewQueries& que
   params.q_pe = queries.q_pe;
   params.q_out = queries.out;
   params.ckv = slice(rows(tokens), 1, 0, model_.kv_lora_rank);
-  params.kpe = slice(rows(tokens), 1, model_.kv_lora_rank, model_.qk_rope_head_dim);
-  params.cos_sin = angles_.cos_sin();
-  params.positions = contiguous(tokens.positions.data(), DType::kI64, {std::ssize(tokens.slots)});
+  if (turns(model_)) {
+    params.kpe = slice(rows(tokens), 1, model_.kv_lora_rank, model_.qk_rope_head_dim);
+    params.cos_sin = angles_.cos_sin();
+    params.positions = contiguous(tokens.positions.data(), DType::kI64, {std::ssize(tokens.slots)});
+  }
   params.slot_mapping = slots(tokens);
   params.q_norm = model_.value_is_row && queries.q_nope.given();
   params.norm_weight = contiguous(norm_weight_.data(), DType::kF32, {std::ssize(norm_weight_)});
@@ -32,12 +34,7 @@ AppendRopeParams Prologue::params(const NewTokens& tokens, const NewQueries& que
 
 Status Prologue::run(Operations& operations, const NewTokens& tokens, const NewQueries& queries, const KvCache& cache,
                      Phase phase, Recorder* recorder) const {
-  if (has_prologue(model_)) return operations.run(params(tokens, queries, cache), phase, recorder);
-  AppendParams params;
-  params.kv = rows(tokens);
-  params.slot_mapping = slots(tokens);
-  params.cache = cache;
-  return operations.run(params, Phase::kAppend, recorder);
+  return operations.run(params(tokens, queries, cache), phase, recorder);
 }
 
 }  // namespace mla::cli::replay

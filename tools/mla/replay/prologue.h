@@ -27,19 +27,18 @@ struct NewQueries {
   TensorView q_nope = {}, q_pe = {}, out = {};
 };
 
-/// Returns whether append_rope takes the model's rows. Rows without rotary channels are appended as they come.
-inline bool has_prologue(const ModelConfig& model) { return model.qk_rope_head_dim > 0; }
+/// Returns whether queries and keys have rotary channels. Queries without them are attended with as they come.
+inline bool turns(const ModelConfig& model) { return model.qk_rope_head_dim > 0; }
 
 class Prologue {
  public:
   /// `dtype` is that of the latents; `angles` must outlive the prologue.
   Prologue(const ModelConfig& model, DType dtype, const Generator& generator, const Angles& angles);
 
-  /// Writes the tokens' rows into the cache, and their queries. Latents without a prologue are as the cache holds them,
-  /// have no queries here, and are appended in a phase of their own.
+  /// Writes the tokens' rows into the cache, and their queries.
   Status run(Operations& operations, const NewTokens& tokens, const NewQueries& queries, const KvCache& cache,
              Phase phase, Recorder* recorder) const;
-  /// Returns what append_rope is given for that, where there is a prologue.
+  /// Returns what append_rope is given for that.
   AppendRopeParams params(const NewTokens& tokens, const NewQueries& queries, const KvCache& cache) const;
 
  private:

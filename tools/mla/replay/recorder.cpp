@@ -5,7 +5,6 @@ namespace mla::cli::replay {
 
 std::string_view name(Phase phase) {
   switch (phase) {
-    case Phase::kAppend: return "append";
     case Phase::kPrefillPrologue: return "prefill_append_rope";
     case Phase::kDecodePrologue: return "decode_append_rope";
     case Phase::kAppendKeys: return "append_indexer";

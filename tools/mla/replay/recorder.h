@@ -12,7 +12,6 @@
 namespace mla::cli::replay {
 
 enum class Phase : uint8_t {
-  kAppend,           ///< of rows that have no prologue
   kPrefillPrologue,  ///< norms and rotation of keys, and of queries where their heads are as wide; their append
   kAppendKeys,       ///< keys of the indexer, of single tokens
   kCompress,         ///< keys of the indexer, of finished groups of tokens
@@ -42,8 +41,7 @@ enum class Phase : uint8_t {
   kCheck,     ///< comparison of results: not part of serving
 };
 
-inline constexpr Phase kAllPhases[] = {Phase::kAppend,
-                                       Phase::kPrefillPrologue,
+inline constexpr Phase kAllPhases[] = {Phase::kPrefillPrologue,
                                        Phase::kAppendKeys,
                                        Phase::kCompress,
                                        Phase::kPrefillCompress,
@@ -72,7 +70,7 @@ inline constexpr Phase kAllPhases[] = {Phase::kAppend,
                                        Phase::kCheck};
 inline constexpr size_t kNumPhases = std::size(kAllPhases);
 
-/// Returns the phase's name: "append", "gather", "up_projection", ...
+/// Returns the phase's name: "gather", "up_projection", ...
 std::string_view name(Phase phase);
 /// Returns whether the phase belongs to serving the requests: only such phases move the replay's clock.
 constexpr bool is_serving(Phase phase) {

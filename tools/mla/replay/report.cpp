@@ -55,7 +55,6 @@ struct OperationPhases {
 /// Returns the operations in the order in which a layer has them. `prefill` and `decode` compute attention.
 std::vector<OperationPhases> operation_phases(Op prefill, Op decode) {
   std::vector<OperationPhases> all = {
-      {.name = "append", .prefill = {}, .decode = {}, .both = Phase::kAppend},
       {.name = "append_rope", .prefill = Phase::kPrefillPrologue, .decode = Phase::kDecodePrologue, .both = {}},
       {.name = "compress",
        .prefill = Phase::kPrefillCompress,

@@ -30,7 +30,7 @@ struct Ceilings {
 
 /// Says where serving's time went: the calls of one operation of the library, or other work.
 struct OperationTime {
-  std::string name;   ///< the operation's: "append", "decode_sparse"; or "projections", "plan"
+  std::string name;   ///< the operation's: "append_rope", "decode_sparse"; or "projections", "plan"
   int64_t calls = 0;  ///< 0 of "plan", which has none of its own
   double prefill_seconds = 0.0, decode_seconds = 0.0;
   double seconds = 0.0;  ///< all of them; of calls for the tokens of prompts and answers at once, these alone

@@ -39,10 +39,7 @@ std::vector<double> RowOracle::widened(const std::byte* values, int64_t count) c
 
 std::vector<double> RowOracle::projected(const SeedOf& seed_of, int32_t position) const {
   std::vector<std::byte> row(static_cast<size_t>(model_.d_qk()) * size_of(dtype_));
-  if (has_prologue(model_))
-    generator_.projected_latent(seed_of(position), position, row.data());
-  else
-    generator_.latent(seed_of(position), position, row.data());
+  generator_.projected_latent(seed_of(position), position, row.data());
   return widened(row.data(), model_.d_qk());
 }
 
@@ -58,7 +55,6 @@ void RowOracle::turn(double* channels, int32_t count, double positions) const {
 
 std::vector<double> RowOracle::latent(const SeedOf& seed_of, int32_t position) const {
   std::vector<double> row = projected(seed_of, position);
-  if (!has_prologue(model_)) return row;
   const std::vector<float> weight = generator_.latent_norm_weight();
   normalize(row.data(), std::ssize(weight), weight);
   turn(row.data() + model_.kv_lora_rank, model_.qk_rope_head_dim, position);

@@ -274,9 +274,9 @@ TEST_F(ReplayCommand, PromptsChooseKeysWhereTheySeeMore) {
     const bool pooled = report["checked_queries"] == 0;  // without rotary channels there is nothing to check of them
     EXPECT_EQ(pooled, std::string(model) == "pooled.json");
     EXPECT_EQ(operations(report),
-              (std::vector<std::string>{pooled ? "append" : "append_rope", pooled ? "compress" : "append_indexer",
-                                        "gather", "up_projection", "projections", "indexer_logits", "top_k",
-                                        "physical_slots", "prefill", "decode_sparse", "plan"}));
+              (std::vector<std::string>{"append_rope", pooled ? "compress" : "append_indexer", "gather",
+                                        "up_projection", "projections", "indexer_logits", "top_k", "physical_slots",
+                                        "prefill", "decode_sparse", "plan"}));
     // 3 steps have prompts and 5 have answers; the 600, 600 and 100 tokens of the former are divided into slices of
     // 128.
     EXPECT_EQ(report["checks"], 3 + 5);
@@ -360,7 +360,7 @@ TEST_F(ReplayCommand, ModelsThatCompressServeEveryKindOfLayer) {
     for (const char* phase : {"prefill_indexer", "prefill_top_k", "prefill_slots"})
       EXPECT_EQ(report["phase_seconds"][phase].get<double>() > 0.0, pool_cache != nullptr) << phase;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr(kinds), HasSubstr("cached rows and keys against float64")));
-    std::vector<std::string> steps = {pool_cache != nullptr ? "append_rope" : "append", "compress"};
+    std::vector<std::string> steps = {"append_rope", "compress"};
     if (options[1] == v41) steps.emplace_back("append_indexer");  // of its pools' latents
     if (pool_cache == nullptr) steps.insert(steps.end(), {"gather", "up_projection", "projections"});
     steps.insert(steps.end(), {"indexer_logits", "top_k", "physical_slots"});

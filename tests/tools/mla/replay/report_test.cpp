@@ -32,7 +32,7 @@ TEST(Recorder, OnlyServingMovesTheClock) {
   EXPECT_EQ(recorder.serving_seconds(), 0.0);
   EXPECT_GE(recorder.seconds(Phase::kGenerate), 0.002);
   EXPECT_TRUE(recorder.events().empty());
-  EXPECT_EQ(recorder.time(Phase::kAppend, [] { return 7; }), 7);
+  EXPECT_EQ(recorder.time(Phase::kGather, [] { return 7; }), 7);
   recorder.time(Phase::kDecodeAttention, pause);
   EXPECT_GE(recorder.serving_seconds(), 0.002);
   ASSERT_EQ(recorder.events().size(), 2U);
@@ -59,7 +59,7 @@ TEST(Timeline, WritesWhatATraceViewerReads) {
     Timeline timeline(path.string());
     Step step;
     step.prefill.push_back({.sequence = 0, .start = 0, .count = 10});
-    const std::vector<Recorder::Event> phases = {{Phase::kAppend, 0.001, 0.0005}};
+    const std::vector<Recorder::Event> phases = {{Phase::kGather, 0.001, 0.0005}};
     timeline.add_step(0, step, 1.0, 2.0, phases);
     const std::vector<Sequence> sequences = {finished, queued, later};
     timeline.finish(sequences, 6.0);
@@ -71,7 +71,7 @@ TEST(Timeline, WritesWhatATraceViewerReads) {
     if (event["ph"] != "X") continue;
     names.push_back(event["name"]);
     EXPECT_GE(event["dur"].get<double>(), 0.0);
-    if (event["name"] == "append") {
+    if (event["name"] == "gather") {
       EXPECT_EQ(event["ts"], 1000.0);
       EXPECT_EQ(event["dur"], 500.0);
     }
@@ -79,7 +79,7 @@ TEST(Timeline, WritesWhatATraceViewerReads) {
       EXPECT_EQ(event["args"]["prefill_tokens"], 10);
     }
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"step", "append", "wait", "prefill", "decode", "wait"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"step", "gather", "wait", "prefill", "decode", "wait"}));
   std::filesystem::remove(path);
   EXPECT_THROW(Timeline("/nonexistent/timeline.json"), UsageError);
 }
