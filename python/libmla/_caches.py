@@ -85,7 +85,7 @@ def append_rope(
         cache: is written.
         cos_sin: [max_positions, qk_rope_head_dim] f32: cosines of all angles, then sines; with ``kpe``.
         positions: [T] int64, below max_positions; with ``kpe``.
-        q: (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim]); None: only keys are written.
+        q: (q_nope [T, H, kv_lora_rank], q_pe [T, H, qk_rope_head_dim], None without ``kpe``); None: only keys are written.
         interleaved: pairs are channels (2i, 2i + 1), as DeepSeek's; else (i, i + qk_rope_head_dim / 2).
         q_norm: whether [q_nope | q_pe] of each token and head is normalized, as DeepSeek V4's.
         q_norm_weight: [kv_lora_rank + qk_rope_head_dim], with ``q_norm``; bf16, f16 or f32; None: 1.

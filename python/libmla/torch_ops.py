@@ -134,6 +134,7 @@ class _Operator:
         outputs: what it writes beside caches.
         caches: arguments that are a Cache. Their fields stand in the schema.
         pairs: arguments that may be a pair of tensors. The second one is `<name>_pe`.
+        always_pairs: those of them that are never one tensor alone, though the second may be None.
         parts: arguments that hold those of another operation, and the names of these.
         flags: arguments that ask for outputs and are nothing else.
         writes_inputs: whether there is but one form: it writes caches or state, and outputs where they are given.
@@ -146,6 +147,11 @@ class _Operator:
         self.outputs = [dataclasses.replace(output, name=_torch_name(output.name)) for output in operation.outputs]
         self.caches = operation.caches
         self.pairs = tuple(_torch_name(name) for name in operation.pairs)
+        self.always_pairs = tuple(
+            _torch_name(name)
+            for name in operation.pairs
+            if operation.signature.parameters[name].annotation.startswith("tuple[")
+        )
         self.outputs += [
             Output(output.name + "_pe", returned=False) for output in self.outputs if output.name in self.pairs
         ]
@@ -206,7 +212,8 @@ def _merged(a: _Arguments) -> _Tensors:
 def _rotated(a: _Arguments) -> _Tensors:
     q, q_pe = a["q"], a["q_pe"]
     dtype = a.get("q_out_dtype") or (q.dtype if a.get("q_scale") is None else torch.float8_e4m3fn)
-    return {"q_out": q.new_empty((*q.shape[:2], q.shape[2] + q_pe.shape[2]), dtype=dtype)}
+    width = q.shape[2] + (0 if q_pe is None else q_pe.shape[2])
+    return {"q_out": q.new_empty((*q.shape[:2], width), dtype=dtype)}
 
 
 def _gathered(a: _Arguments) -> _Tensors:
@@ -376,7 +383,7 @@ def _unflatten(operator: _Operator, flat: _Arguments) -> _Arguments:
             arguments[name] = fields["kv"]
     for name in operator.pairs:
         second = arguments.pop(name + "_pe", None)
-        if second is not None:
+        if second is not None or (name in operator.always_pairs and arguments[name] is not None):
             arguments[name] = (arguments[name], second)
     for name in ("plan", "context"):
         if name in arguments:

@@ -29,14 +29,15 @@ def _random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def packed_cache(cache_format: str) -> libmla.KvCache:
     """Returns a packed cache of random rows."""
+    width = D_QK if cache_format == "fp8_ds_mla" else D_V
     if cache_format == "fp8_dsv4":
-        page_bytes = libmla.page_bytes("fp8_dsv4", D_V, PAGE)
-        cache = libmla.KvCache("fp8_dsv4", kv=torch.zeros(PAGES, page_bytes, dtype=torch.uint8), page_size=PAGE)
+        page_bytes = libmla.page_bytes(cache_format, width, PAGE)
+        cache = libmla.KvCache(cache_format, kv=torch.zeros(PAGES, page_bytes, dtype=torch.uint8), page_size=PAGE)
     else:
-        row_bytes = libmla.row_bytes("fp8_ds_mla", D_QK)
-        cache = libmla.KvCache("fp8_ds_mla", kv=torch.zeros(PAGES, PAGE, row_bytes, dtype=torch.uint8))
+        row_bytes = libmla.row_bytes(cache_format, width)
+        cache = libmla.KvCache(cache_format, kv=torch.zeros(PAGES, PAGE, row_bytes, dtype=torch.uint8))
     pages = torch.arange(PAGES, dtype=torch.int32)
-    libmla.copy_pages(_random(PAGES, PAGE, D_V if cache.page_size else D_QK), pages, cache, pages)
+    libmla.copy_pages(_random(PAGES, PAGE, width), pages, cache, pages)
     return cache
 
 
@@ -130,6 +131,11 @@ def cache_calls() -> dict[str, Call]:
         ),
         "finish_output": ("finish_output", (q[0],), {**rope, "gate": _random(TOKENS, HEADS, 1)}),
         "finish_output, scales": ("finish_output", (q[0],), {"return_scale": True, "channels_per_scale": 64}),
+        "append_rope, nothing turns": (
+            "append_rope",
+            (q[0][:, 0].clone(), None, _SLOTS, packed_cache("fp8_nope")),
+            {"q": (q[0], None), "q_norm": True, "norm_weight": _random(D_V)},
+        ),
         "append_rope, keys only": ("append_rope", (value, key, _SLOTS, packed_cache("fp8_ds_mla")), rope),
         "gather": (
             "gather",

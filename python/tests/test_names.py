@@ -27,7 +27,8 @@ def parts_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor, Callabl
         yield name, value, lambda other: other
     elif isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
         for i, part in enumerate(value):
-            yield f"{name}[{i}]", part, lambda other, i=i: (*value[:i], other, *value[i + 1 :])
+            if part is not None:
+                yield f"{name}[{i}]", part, lambda other, i=i: (*value[:i], other, *value[i + 1 :])
     elif isinstance(value, libmla.KvCache):
         fields = {field: getattr(value, field) for field in value.__dataclass_fields__}
         for field, part in fields.items():
