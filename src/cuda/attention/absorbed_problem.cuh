@@ -317,10 +317,11 @@ cuda::PlannedOperation<Args> absorbed_operation() {
       Args attention = attention_of(args);
       if (finishes_outputs(args))
         attention.o = workspace.data() + problem_of<Kernels>(attention).workspace_size(queue.device());
-      Status status = problem_of<Kernels>(attention).run(queue, workspace);
-      if constexpr (requires { args.finishes; })
+      const Status status = problem_of<Kernels>(attention).run(queue, workspace);
+      if constexpr (requires { args.finishes; }) {
         if (args.finishes && status.ok())
-          status = run_finish_output(args.finish_from(attention.o, attention.o_dtype), queue);
+          return run_finish_output(args.finish_from(attention.o, attention.o_dtype), queue);
+      }
       return status;
     }
   };

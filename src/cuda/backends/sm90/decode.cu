@@ -144,7 +144,8 @@ struct Kernels {
       using Config = PairedConfig<Kernel::Config::kType, Kernel::Config::kQuantized>;
       static_assert(Config::kRows == Kernel::Config::kRows && Config::kPlanKeys == Kernel::Config::kPlanKeys &&
                     PairedKernel<Config>::kMinBlocks == Kernel::kMinBlocks && Kernel::kCluster == Config::kCluster);
-      PairedArgs params{.args = args};
+      PairedArgs params = {};
+      params.args = args;
       if (is_faster<Config>(args, queue.device()) && describe<Config>(queue, params)) {
         shape.shared_bytes = Config::kSharedBytes;
         return mla::MLA_CUDA_NAMESPACE::launch<PairedKernel<Config>>(queue, shape, params);
