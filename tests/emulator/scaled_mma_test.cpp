@@ -53,7 +53,9 @@ TEST(ScaledMma, SelectorsThatAFormLacks) {
         const auto expect = [&](const ScaledProduct& product, bool exists) {
           const Status status = run_kernel<Multiply>(product, {}, 0);
           EXPECT_EQ(status.ok(), exists);
-          if (!exists) EXPECT_THAT(status.message(), HasSubstr(expected));
+          if (!exists) {
+            EXPECT_THAT(status.message(), HasSubstr(expected));
+          }
         };
         expect({.form = form, .a = {kOnes, byte, thread}}, has_byte && (thread == 0 || thread == 1));
         expect({.form = form, .b = {kOnes, byte, thread}}, has_byte && thread >= 0 && thread < 4);

@@ -114,7 +114,7 @@ struct WorkShape {
   /// Bounds the keys of a request, as far as shapes tell: by the cache's slots; in decode_sparse by the entries of both
   /// rows of indices. It sizes the partial states of batch_invariant.
   int64_t max_keys = INT64_MAX;
-  SplitCosts split_costs;
+  SplitCosts split_costs = {};
   int32_t min_share = 2;  // steps; with fewer a worker costs more for its partial states than it saves
   /// Single steps pay all the same where they leave a fourth of the workers without work, and no unit has more of them
   /// than this: with 128 portions, single steps were 2 to 7 % slower than pairs (H200, 2026-11-24).
