@@ -8,7 +8,7 @@
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/machine.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_COMMON_NAMESPACE {
 
 /// Enqueues combine, which must come right behind the attention kernel and may overlap it. It writes only the rows of
 /// units that were split. `next_starts_early` allows the kernel behind combine to start while combine still runs.
@@ -17,4 +17,4 @@ Status combine_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, 
 Status combine_work(const cuda::WorkShape& shape, const core::DecodeSparseArgs& args, const cuda::WorkList& list,
                     bool next_starts_early, cuda::Queue& queue);
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_COMMON_NAMESPACE

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// This is the host side of the operations whose kernels belong to no backend. A backend offers them by naming them in
-// its table.
+// This is the host side of the operations whose kernels belong to no backend, but for top_k (top_k.h). A backend offers
+// them by naming them in its table.
 #pragma once
 
 #include "cuda/border/operations.h"
 #include "cuda/ptx/machine.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_COMMON_NAMESPACE {
 
 Status run_merge_states(const core::MergeStatesArgs& args, cuda::Queue& queue);
 Status run_append(const core::AppendArgs& args, cuda::Queue& queue);
@@ -23,6 +23,5 @@ Status run_append_indexer(const core::AppendIndexerArgs& args, cuda::Queue& queu
 Status find_shared_prefixes(const core::SharedPrefixArgs& args, cuda::Queue& queue);
 Status run_finish_output(const core::FinishOutputArgs& args, cuda::Queue& queue);
 Status run_compress(const core::CompressArgs& args, cuda::Queue& queue);
-Status run_top_k(const core::TopKArgs& args, cuda::Queue& queue);
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_COMMON_NAMESPACE

@@ -10,7 +10,7 @@
 #include "cuda/common/work_list.h"
 #include "cuda/ptx/machine.h"
 
-namespace mla::MLA_CUDA_NAMESPACE {
+namespace mla::MLA_COMMON_NAMESPACE {
 
 /// Returns the bytes of workspace that the work list and its partial states take, for any lengths that fit the shape.
 size_t work_list_bytes(const cuda::WorkShape& shape);
@@ -23,4 +23,4 @@ Status plan_work(const cuda::WorkShape& shape, const core::DecodeArgs& args, con
 Status plan_work(const cuda::WorkShape& shape, const core::DecodeSparseArgs& args, const cuda::WorkList& list,
                  cuda::Queue& queue);
 
-}  // namespace mla::MLA_CUDA_NAMESPACE
+}  // namespace mla::MLA_COMMON_NAMESPACE

@@ -20,21 +20,39 @@
 #define MLA_CUDA_GPU MLA_CUDA_ARCH
 #endif
 
+// This is the architecture whose code of src/cuda/common it calls. That of SM80 runs on an SM86, which has the same
+// instructions, and would be compiled into the same.
+#if MLA_CUDA_ARCH == 86
+#define MLA_COMMON_ARCH 80
+#else
+#define MLA_COMMON_ARCH MLA_CUDA_ARCH
+#endif
+
 #define MLA_CUDA_JOIN_(a, b) a##b
 #define MLA_CUDA_JOIN(a, b) MLA_CUDA_JOIN_(a, b)
 #if MLA_EMULATED
 #define MLA_CUDA_NAMESPACE MLA_CUDA_JOIN(emulated_sm, MLA_CUDA_ARCH)
+#define MLA_COMMON_NAMESPACE MLA_CUDA_JOIN(emulated_sm, MLA_COMMON_ARCH)
 #define MLA_DEVICE inline
 #define MLA_UNROLL
 #define MLA_NO_UNROLL
 #else
 #define MLA_CUDA_NAMESPACE MLA_CUDA_JOIN(sm, MLA_CUDA_ARCH)
+#define MLA_COMMON_NAMESPACE MLA_CUDA_JOIN(sm, MLA_COMMON_ARCH)
 #define MLA_DEVICE __device__ __forceinline__
 #define MLA_UNROLL _Pragma("unroll")
 #define MLA_NO_UNROLL _Pragma("unroll 1")
 #endif
 
+#if MLA_COMMON_ARCH != MLA_CUDA_ARCH
+namespace mla::MLA_COMMON_NAMESPACE {}
+#endif
+
 namespace mla::MLA_CUDA_NAMESPACE {
+
+#if MLA_COMMON_ARCH != MLA_CUDA_ARCH
+using namespace mla::MLA_COMMON_NAMESPACE;
+#endif
 
 inline constexpr int kArch = MLA_CUDA_ARCH;
 /// Names the architecture that this one's kernels were written for: 100 for 103 and 110, 120 for 121. What is tuned for

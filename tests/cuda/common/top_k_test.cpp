@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/common/memory.h"
+#include "cuda/common/top_k.h"
 #include "reference/reference.h"
 #include "reference/scalar.h"
 #include "trace.h"

@@ -2,6 +2,7 @@
 #include "cuda/backends/portable/operations.h"
 
 #include "cuda/common/operations.h"
+#include "cuda/common/top_k.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::portable {
 

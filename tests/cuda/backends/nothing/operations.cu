@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/common/operations.h"
+#include "cuda/border/operations.h"
+#include "cuda/common/top_k.h"
 
 namespace mla::MLA_CUDA_NAMESPACE::nothing {
 
