@@ -12,7 +12,8 @@
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 
 /// A block computes `kRows_` query rows against rows of `kLatentDims_` latent channels and up to 64 rotary channels. It
-/// has 64 query rows (16-bit caches only), or 16, where the time to read the keys from memory is the bound.
+/// has 16 query rows, where the time to read the keys from memory is the bound; of 16-bit caches also 32, where it is
+/// nearly so, or 64.
 ///
 /// Gains below are of 16 heads, batch 64, on an H200; "kv 4k / 32k" are the times of both lengths in us.
 template <int kRows_, int kLatentDims_, KeyKind kKind_>
@@ -35,13 +36,14 @@ struct AbsorbedConfig {
   static constexpr int kRopeDims = 64;  // rotary channels behind the latent ones, where d_qk is larger than d_v
   // P has this type; with 16-bit caches queries and keys have it too.
   static constexpr DType kType = kKind_ == KeyKind::kBF16 ? DType::kBF16 : DType::kF16;
-  static_assert(kRows == 16 || (kRows == 64 && !kQuantized));
+  static_assert(kRows == 16 || ((kRows == 32 || kRows == 64) && !kQuantized));
 
   // The rows are one or two bands. Several score warps and some softmax warps share a band. With 16-bit caches and 16
   // rows, two softmax warps instead of one took 97 / 584 to 95 / 579 us (2026-11-21); kCopyKeys says what four gained.
-  // A fourth load warp gained nothing (2026-11-21).
+  // A fourth load warp gained nothing there (2026-11-21); with 32 rows it fills a group of four, among which registers
+  // are moved. Eight softmax warps for 32 rows took up to 2 % more time (2026-12-01).
   static constexpr int kBands = kRows == 64 ? 2 : 1, kBandRows = kRows / kBands, kBandTiles = kBandRows / 16;
-  static constexpr int kSoftmaxWarps = kRows == 64 ? 2 : 4, kLoadWarps = kRows == 64 ? 2 : 3;
+  static constexpr int kSoftmaxWarps = kRows == 64 ? 2 : 4, kLoadWarps = kRows == 64 ? 2 : kRows == 32 ? 4 : 3;
   static constexpr int kScaleWarps = kQuantized ? 1 : 0;
   static constexpr int kScoreWarps = kQuantized ? 8 : 4, kValueWarps = 8;
   static constexpr int kFirstSoftmaxWarp = 0, kFirstLoadWarp = kSoftmaxWarps;
@@ -52,14 +54,14 @@ struct AbsorbedConfig {
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kMinBlocks = 1;
 
-  // With 64 rows or 24 warps registers are short, so that warps move them (setmaxnreg): each group of four warps has
-  // one number of registers, which is that of the load, softmax and scale warps, of the score warps, or of the value
-  // warps. With these numbers nvcc 13.0 spills nothing but, of 64 rows compiled for the family of SM100, up to 24 bytes
-  // (56, 120 and 168: 140), on which tests/cuda/ptxas_reports.py keeps an eye. Other numbers were not measured.
-  static constexpr bool kMovesRegisters = kRows == 64 || kQuantized;
-  static constexpr int kSoftmaxRegisters = kQuantized ? (kWrittenFor == 100 ? 64 : 72) : 80;
-  static constexpr int kScoreRegisters = kQuantized ? 88 : 112;
-  static constexpr int kValueRegisters = kQuantized ? (kWrittenFor == 100 ? 88 : 80) : 160;
+  // With 32 or 64 rows or 24 warps registers are short, so that warps move them (setmaxnreg): each group of four warps
+  // has one number of registers, which is that of the load, softmax and scale warps, of the score warps, or of the
+  // value warps. With these numbers nvcc 13.0 spills nothing but, of 64 rows compiled for the family of SM100, up to 24
+  // bytes (56, 120 and 168: 140), on which tests/cuda/ptxas_reports.py keeps an eye. Other numbers were not measured.
+  static constexpr bool kMovesRegisters = kRows > 16 || kQuantized;
+  static constexpr int kSoftmaxRegisters = kQuantized ? (kWrittenFor == 100 ? 64 : 72) : kRows == 32 ? 72 : 80;
+  static constexpr int kScoreRegisters = kQuantized ? 88 : kRows == 32 ? 128 : 112;
+  static constexpr int kValueRegisters = kQuantized ? (kWrittenFor == 100 ? 88 : 80) : kRows == 32 ? 104 : 160;
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;  // of each thread at the launch: all 65,536 of an SM
   static_assert(!kMovesRegisters ||
                 kFirstScoreWarp * kSoftmaxRegisters + kScoreWarps * kScoreRegisters + kValueWarps * kValueRegisters <=
@@ -81,7 +83,9 @@ struct AbsorbedConfig {
   static constexpr int kRopeSteps = kRopeDims / 16 / kSlices;
   // Queries of the first kHeldSteps K steps stay in registers, those of the others in shared memory. The numbers were
   // chosen by what registers hold, without a recorded measurement.
-  static constexpr int kHeldSteps = kRows == 64 ? kLatentSteps * 5 / 16 : kLatentSteps * 3 / 4;
+  static constexpr int kHeldSteps = kRows == 64   ? kLatentSteps * 5 / 16
+                                    : kRows == 32 ? kLatentSteps / 2
+                                                  : kLatentSteps * 3 / 4;
   static constexpr int kSharedSteps = kLatentSteps - kHeldSteps + kRopeSteps;
 
   // Outputs. A value warp has all rows and its share of the channels, in tiles of 16 rows and 8 channels.
@@ -107,7 +111,7 @@ struct AbsorbedConfig {
   // Says whether shared memory has room for all queries at once. If it has not, the queries that registers hold pass
   // through it first, and those that stay there come second. One turn instead of two took bf16, kv 4k from 82.0-82.4 to
   // 81.6 us (2026-11-22).
-  static constexpr bool kQueriesAtOnce = kRows == 16;
+  static constexpr bool kQueriesAtOnce = kRows <= 32;
   static constexpr int kQuerySliceBytes = (kQueriesAtOnce              ? kHeldSteps + kSharedSteps
                                            : kHeldSteps > kSharedSteps ? kHeldSteps
                                                                        : kSharedSteps) *
@@ -116,7 +120,7 @@ struct AbsorbedConfig {
   static constexpr int kQueryBytes = kQuantized ? kScoreWarps * 8 * kQueryPitch : kRows * kQueryPitch;
   static constexpr int kPPitch = kKeys * 2 + kChunkBytes;
   static constexpr int kPBytes = kRows * kPPitch;
-  static constexpr bool kScoresInRows = kRows == 16;  // or else in the layout of the accumulators
+  static constexpr bool kScoresInRows = kRows <= 32;  // or else in the layout of the accumulators
   static constexpr int kScorePitch = kKeys * 4 + 32;
   static constexpr int kScoreBytes = kSlices * kRows * (kScoresInRows ? kScorePitch : kKeys * 4);
   static constexpr int kPoisonBytes = (PoisonMarks<kKeys>::kBytes + 3) / 4 * 4;

@@ -7,8 +7,12 @@
 namespace mla::MLA_CUDA_NAMESPACE::bulk {
 namespace {
 
+/// A block of more than 16 query rows has so many. On SM90 more than 32 are left to wgmma, unless this backend is asked
+/// for by name.
+constexpr int kManyRows = kHasWgmma ? 32 : 64;
+
 /// AbsorbedProblem chooses the kernel here. The backend takes quantized rows only with few query rows (backend.cpp), so
-/// that there is no kernel for 64 rows of them; and rows of e2m1 only with 512 latent channels (limits.h).
+/// that there is no kernel for many rows of them; and rows of e2m1 only with 512 latent channels (limits.h).
 struct Kernels {
   template <class F>
   static auto with(const cuda::AbsorbedArgs& args, int32_t block_rows, int64_t /*small_steps*/, const F& f) {
@@ -16,7 +20,8 @@ struct Kernels {
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, 512, KeyKind::kE2M1>>>();
     return with_key_rows(args, [&]<int kLatentDims, KeyKind kKind>() {
       if constexpr (kKind != KeyKind::kQuantized)
-        if (block_rows != 16) return f.template operator()<AbsorbedKernel<AbsorbedConfig<64, kLatentDims, kKind>>>();
+        if (block_rows != 16)
+          return f.template operator()<AbsorbedKernel<AbsorbedConfig<kManyRows, kLatentDims, kKind>>>();
       return f.template operator()<AbsorbedKernel<AbsorbedConfig<16, kLatentDims, kKind>>>();
     });
   }

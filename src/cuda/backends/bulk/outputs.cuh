@@ -29,21 +29,22 @@ class OutputRole : protected AbsorbedBlock<Config> {
 
   /// Stores the outputs of the unit, or its partial state. The lane has so many neighbouring channels: four in two
   /// tiles of each 16 channels, or eight in four tiles of each 32; or it has two in each tile. The accumulators are
-  /// lost: with 16 rows, two tiles are stored at a time and the others move up in their place. This makes the code
-  /// shorter, which runs once for a unit and so comes from memory each time. AbsorbedConfig::kSharedLoadCode says what
-  /// it gained.
+  /// lost: with 16 or 32 rows, two tiles are stored at a time and the others move up in their place. This makes the
+  /// code shorter, which runs once for a unit and so comes from memory each time. AbsorbedConfig::kSharedLoadCode says
+  /// what it gained.
   template <int kNeighbours>
   MLA_DEVICE void store_outputs() {
     constexpr int kApart = kNeighbours == 2 ? 8 : 2;
     int channel = output_channel() + (ptx::lane() & 3) * kNeighbours;
     if (kPartialsApart && unit().slot >= 0) {
       MLA_UNROLL
+      for (int m = 0; m < Config::kOutputTilesM; ++m) MLA_UNROLL
       for (int half = 0; half < 2; ++half)
-        ResultRow<Config, Config::kOutputTilesN, kApart>(args_, unit(), lane_row(0, half), channel)
-            .store_partial(values_of(0, half));
+        ResultRow<Config, Config::kOutputTilesN, kApart>(args_, unit(), lane_row(m, half), channel)
+            .store_partial(values_of(m, half));
       return;
     }
-    constexpr int kAtOnce = Config::kRows == 16 ? 2 : Config::kOutputTilesN;
+    constexpr int kAtOnce = Config::kRows <= 32 ? 2 : Config::kOutputTilesN;
     MLA_NO_UNROLL
     for (int first = 0; first < Config::kOutputTilesN; first += kAtOnce) {
       MLA_UNROLL
@@ -85,7 +86,7 @@ class OutputRole : protected AbsorbedBlock<Config> {
   /// Says whether partial states, which combine waits for, are stored by code of their own, without the code of the
   /// output types. This took 16 heads, bf16, kv 4k, batch 64 / 16 / 1 from 81.2 / 28.1 / 11.6 to 80.7 / 27.8 / 11.3 us;
   /// quantized caches were 1 to 2 % slower (H200, 2026-11-22).
-  static constexpr bool kPartialsApart = Config::kRows == 16 && !Config::kQuantized;
+  static constexpr bool kPartialsApart = Config::kRows <= 32 && !Config::kQuantized;
 
   /// Returns a function that gives the lane's two channels of a tile, for a row of tile row m.
   MLA_DEVICE auto values_of(int m, int half) const {

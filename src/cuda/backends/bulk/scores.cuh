@@ -146,7 +146,7 @@ class ScoreRole : AbsorbedBlock<Config> {
     multiply_queries(s, n);
     if (n > 0) ptx::mbarrier_wait(Block::s_empty(band()), Block::s_parity(n - 1));
     if constexpr (Config::kScoresInRows)
-      store_rows(s[0]);
+      store_rows(s);
     else
       store_accumulators(s);
     ptx::sync_warp();
@@ -154,14 +154,15 @@ class ScoreRole : AbsorbedBlock<Config> {
   }
 
   /// Stores the sums of the warp's K slice by rows; softmax warps read them by rows.
-  MLA_DEVICE void store_rows(const float (&s)[4][4]) const {
+  MLA_DEVICE void store_rows(const float (&s)[kTiles][4][4]) const {
     const ptx::SharedAddress to =
         Block::score_row(slice(), ptx::lane() >> 2) + static_cast<uint32_t>((ptx::lane() & 3) * 8);
     MLA_UNROLL
+    for (int m = 0; m < kTiles; ++m) MLA_UNROLL
     for (int half = 0; half < 2; ++half) MLA_UNROLL
     for (int j = 0; j < 4; ++j)
-      ptx::store_shared(to + static_cast<uint32_t>(half * 8 * Config::kScorePitch + j * 32),
-                        two_floats(s[j][2 * half], s[j][2 * half + 1]));
+      ptx::store_shared(to + static_cast<uint32_t>((m * 16 + half * 8) * Config::kScorePitch + j * 32),
+                        two_floats(s[m][j][2 * half], s[m][j][2 * half + 1]));
   }
   /// Stores the sums of the warp's K slice in the layout of the accumulators, 16 bytes a lane and tile.
   MLA_DEVICE void store_accumulators(const float (&s)[kTiles][4][4]) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax warps turn scores into P. Each has the query rows of one band. Where there is only one band (16 rows),
-// four warps have a quarter of its rows each; scores then lie in rows, and eight lanes share a row.
+// The softmax warps turn scores into P. Each has the query rows of one band. Where there is only one band (16 or 32
+// rows), four warps have a quarter of each tile of 16 rows; scores then lie in rows, and eight lanes share a row.
 #pragma once
 
 #include "cuda/attention/absorbed_results.cuh"
@@ -33,7 +33,8 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   }
 
  private:
-  // If true, the lane has keys of one row; if false, it has the rows and keys of the accumulators of m16n8 tiles.
+  // If true, the lane has keys of one row of each tile; if false, it has the rows and keys of the accumulators of m16n8
+  // tiles.
   static constexpr bool kInRows = Config::kScoresInRows;
   static constexpr int kTileRows = kInRows ? 1 : 2;  // rows of the lane in a tile of 16
   static constexpr int kRowsPerLane = kTileRows * Config::kBandTiles;
@@ -45,7 +46,7 @@ class SoftmaxRole : AbsorbedBlock<Config> {
   MLA_DEVICE static int tile_of(int row) { return row / kTileRows; }
   MLA_DEVICE static int half_of(int row) { return row % 2; }
   MLA_DEVICE static int row_of_unit(int row) {
-    if constexpr (kInRows) return softmax_warp() * 4 + ptx::lane() / kLanesPerRow;
+    if constexpr (kInRows) return tile_of(row) * 16 + softmax_warp() * 4 + ptx::lane() / kLanesPerRow;
     return band() * Config::kBandRows + tile_of(row) * 16 + half_of(row) * 8 + (ptx::lane() >> 2);
   }
   /// Columns are the keys of a step. The lane's i-th key is column first_column() + column_offset(i): four neighbours
