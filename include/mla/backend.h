@@ -47,6 +47,9 @@ struct Problem {
   /// of both pools; 0 = unknown: many. Few are computed by other kernels. 0 with batch_invariant. Other operations do
   /// not use it.
   int64_t listed_keys = 0;
+  /// Counts, in decode, the requests; 0 = unknown: many. A few requests of some shapes are computed by other kernels. 0
+  /// with batch_invariant. Other operations do not use it.
+  int64_t num_requests = 0;
   /// Names the arithmetic of decode, decode_sparse and prefill, AttentionOptions::compute, and what indexer_logits and
   /// indexer_top_k allow, IndexerLogitsParams::compute, where every key has a logit (else kDefault). Others have only
   /// kDefault.

@@ -511,6 +511,7 @@ typedef struct mla_problem {
   mla_dtype logits_dtype; /* indexer_logits, indexer_top_k, top_k: of the logits; zeros = f32 */
   /* 1: asks what a build with code for every GPU would do, and what this one lacks is "not in this build" */
   int32_t full_build;
+  int64_t num_requests; /* decode: requests; 0 = many, and with batch_invariant */
 } mla_problem;
 
 /* Names the types in which numbers are multiplied and summed. */

@@ -261,6 +261,7 @@ def explain(
     d_v: int = 512,
     q_len: int = 1,
     listed_keys: int = 0,
+    num_requests: int = 0,
     compute: Compute = "default",
     indexer_format: IndexerFormat = "fp8",
     logits_dtype: DType = "f32",
@@ -282,6 +283,7 @@ def explain(
         d_v: channels of an output row (`prefill`: 128).
         q_len: of `decode`: query tokens of a request, over all requests on average, rounded up.
         listed_keys: of `decode_sparse` and `prefill_sparse`: query tokens times the entries of a token's lists; 0: many.
+        num_requests: of `decode`: requests; 0: many.
         compute: of `decode`, `decode_sparse` and `prefill`: as in :func:`libmla.decode`; of `indexer_logits` and
             `indexer_top_k`, where every key has a logit: as there.
         indexer_format: of `append_indexer`, `indexer_logits` and `indexer_top_k`: format of the keys.
@@ -309,6 +311,7 @@ def explain(
         d_v,
         q_len,
         listed_keys,
+        num_requests,
         compute,
         indexer_format,
         logits_dtype,
@@ -320,11 +323,12 @@ def explain(
     data = f"cache {cache}, " if op in _ON_A_CACHE else ""
     typed = _TYPED.get(op, "queries") + (f", {q_len} per request" if op == "decode" and q_len > 1 else "")
     listed = f", {_count(listed_keys, 'listed key')}" if listed_keys > 0 else ""
+    requests = f", {_count(num_requests, 'request')}" if num_requests > 0 else ""
     rounded = f", compute {compute}" if compute != "default" else ""
     keys = f", keys {indexer_format}" if indexer_format != "fp8" else ""
     logits = f", logits {logits_dtype}" if logits_dtype != "f32" else ""
     return Explanation(
-        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{listed}{rounded}{keys}{logits}, device {device}",
+        problem=f"{op}: {data}{q_dtype} {typed}, {shape}{listed}{requests}{rounded}{keys}{logits}, device {device}",
         selected=found["selected"],
         error=found["error"],
         rows=tuple(Verdict(**row) for row in found["rows"]),

@@ -132,6 +132,7 @@ void explain_problem(ffi::PackedArgs packed, ffi::Any* result) {
   problem.d_v = args.count("d_v");
   problem.q_len = args.count("q_len");
   problem.listed_keys = args.count("listed_keys", 0);
+  problem.num_requests = args.count("num_requests", 0);
   problem.compute = args.compute("compute");
   problem.indexer_format = read_indexer_format(args, "indexer_format");
   problem.logits_dtype = args.dtype("logits_dtype");

@@ -213,6 +213,7 @@ def test_explain_says_which_problem_it_judged() -> None:
     assert libmla.explain("decode", q_len=2).problem == (
         "decode: cache bf16, bf16 queries, 2 per request, 128 heads, head dims 576/512, device cpu"
     )
+    assert ", 1 request, device cpu" in libmla.explain("decode", num_requests=1).problem
     assert libmla.explain("prefill_sparse", listed_keys=1, num_heads=8).problem == (
         "prefill_sparse: cache bf16, bf16 queries, 8 heads, head dims 576/512, 1 listed key, device cpu"
     )

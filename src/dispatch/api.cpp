@@ -58,6 +58,7 @@ struct Operation<DecodeParams> {
   static Problem problem(const Args& a, Device device) {
     Problem problem = {kOp, device, a.q_dtype, a.cache.format, a.num_heads, a.d_qk, a.d_v};
     problem.q_len = a.usual_q_len();
+    if (!a.batch_invariant) problem.num_requests = a.batch_size;
     problem.compute = a.options.compute;
     return problem;
   }

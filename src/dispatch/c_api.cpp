@@ -137,9 +137,6 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
   if (problem.q_len < 0)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: q_len: expected at least 0, got {}", problem.q_len));
-  if (problem.listed_keys < 0)
-    return Status(StatusCode::kInvalidArgument,
-                  mla::core::format("explain: listed_keys: expected at least 0, got {}", problem.listed_keys));
   if (problem.compute < MLA_COMPUTE_DEFAULT || problem.compute > MLA_COMPUTE_EXACT)
     return Status(StatusCode::kInvalidArgument,
                   mla::core::format("explain: compute: expected MLA_COMPUTE_DEFAULT, MLA_COMPUTE_FP8 or "
@@ -163,6 +160,7 @@ Result<mla::Problem> read_problem(const mla_problem* given) {
                       .full_build = problem.full_build != 0,
                       .q_len = std::max<int64_t>(problem.q_len, 1),
                       .listed_keys = problem.listed_keys,
+                      .num_requests = problem.num_requests,
                       .compute = static_cast<mla::Compute>(problem.compute),
                       .indexer_format = static_cast<mla::IndexerFormat>(problem.indexer_format),
                       .logits_dtype = logits_dtype};

@@ -90,9 +90,11 @@ Status check_problem(const Problem& problem) {
   for (const auto& [field, count] : counts)
     if (count < 1)
       return {StatusCode::kInvalidArgument, core::format("explain: {}: expected at least 1, got {}", field, count)};
-  if (problem.listed_keys < 0)
-    return {StatusCode::kInvalidArgument,
-            core::format("explain: listed_keys: expected at least 0, got {}", problem.listed_keys)};
+  const std::pair<std::string_view, int64_t> known[] = {{"listed_keys", problem.listed_keys},
+                                                        {"num_requests", problem.num_requests}};
+  for (const auto& [field, count] : known)
+    if (count < 0)
+      return {StatusCode::kInvalidArgument, core::format("explain: {}: expected at least 0, got {}", field, count)};
   if (problem.logits_dtype != DType::kF32 && problem.logits_dtype != DType::kBF16 &&
       problem.logits_dtype != DType::kF16)
     return {StatusCode::kInvalidArgument,

@@ -168,6 +168,23 @@ void test_struct_growth(const mla_context* context) {
   CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
               "explain: listed_keys: expected at least 0, got -1");
   wanted = mla_problem_init();
+  CHECK(wanted.num_requests == 0);
+  wanted.num_requests = -1;
+  CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,
+              "explain: num_requests: expected at least 0, got -1");
+  /* Problems of before they said how many requests there are, which may be many. */
+  wanted = mla_problem_init();
+  wanted.device.device_type = MLA_DEVICE_CUDA;
+  wanted.gpu_arch = 90;
+  wanted.emulated = 1;
+  wanted.num_heads = 32;
+  wanted.num_requests = 1;
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "cuda_sm90: yes, can, but leaves up to 32 query rows") != NULL || !strstr(text, "cuda_sm90: yes"));
+  wanted.struct_size = offsetof(mla_problem, num_requests);
+  CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
+  CHECK(strstr(text, "leaves up to 32 query rows") == NULL);
+  wanted = mla_problem_init();
   wanted.num_heads = 0;
   memset(text, '~', sizeof text);
   CHECK_ERROR(mla_explain(&wanted, "auto", text, sizeof text, NULL), MLA_INVALID_ARGUMENT,

@@ -137,8 +137,9 @@ TEST(Layout, OlderCallersFindTheirFieldsWhereTheyWere) {
   EXPECT_EQ(sizeof(mla_indexer_top_k_params), offsetof(mla_indexer_top_k_params, context_parallel) + 24);
   // Types of logits follow, of which those before know nothing.
   EXPECT_EQ(offsetof(mla_problem, logits_dtype), 88U);
-  EXPECT_EQ(sizeof(mla_problem), 96U);
   EXPECT_EQ(offsetof(mla_problem, full_build), 92U);
+  EXPECT_EQ(offsetof(mla_problem, num_requests), 96U);
+  EXPECT_EQ(sizeof(mla_problem), 104U);
   // What lse is without keys stands where those before had a reserved number.
   EXPECT_EQ(offsetof(mla_decode_params, lse_inf_without_keys), 252U);
   EXPECT_EQ(sizeof(mla_decode_params), 256U);

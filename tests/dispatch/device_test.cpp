@@ -275,6 +275,36 @@ TEST(Explain, LittleSparseWorkOverQuantizedRowsGoesToSmallBlocks) {
   EXPECT_EQ(explain(problem).selected, "cuda_sm90");
 }
 
+TEST(Explain, LittleWorkOf17To32RowsOver16BitRowsGoesToBlocksOf32) {
+  Problem problem{.op = Op::kDecode,
+                  .device = {DeviceType::kCuda, 0},
+                  .num_heads = 8,
+                  .gpu_arch = 90,
+                  .full_build = true,
+                  .q_len = 4};
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");  // as many requests as there may be
+  problem.num_requests = 32;
+  EXPECT_EQ(explain(problem).selected, "cuda_bulk");
+  EXPECT_EQ(explain(problem, "cuda_sm90").selected, "cuda_sm90");
+  EXPECT_THAT(reason_of(explain(problem), "cuda_sm90"),
+              HasSubstr("yes: can, but leaves up to 32 query rows of up to 32"));
+  ++problem.num_requests;
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+  problem.num_requests = 1;
+  ++problem.num_heads;  // 36 rows
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+  problem.num_heads = 8;
+  problem.cache = CacheFormat::kFP8DsMla;
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+
+  problem = {.op = Op::kPrefillSparse, .device = problem.device, .num_heads = 32, .gpu_arch = 90, .full_build = true};
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+  problem.listed_keys = 32768;
+  EXPECT_EQ(explain(problem).selected, "cuda_bulk");
+  ++problem.listed_keys;
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+}
+
 // Whatever this build has: the answers differ by a remark.
 TEST(Explain, AnswersForAFullBuildOnAnyBuild) {
   const Variable unset("MLA_BACKEND", nullptr);

@@ -86,10 +86,10 @@ class DeviceTest : public testing::TestWithParam<std::tuple<std::string, std::st
     if (const BackendVerdict verdict = judge(problem); !verdict.usable) GTEST_SKIP() << row() << ": " << verdict.reason;
     Problem large = problem;  // which no row leaves to another
     large.num_heads += kMostMoreHeads;
-    large.listed_keys = 0;
-    // A row may yield small sparse problems, as all of these are, to another.
-    const bool sparse = op == Op::kDecodeSparse || op == Op::kPrefillSparse;
-    const std::string backend = explained(large).selected == row() && !sparse ? "auto" : row();
+    large.listed_keys = large.num_requests = 0;
+    // A row may yield small problems of absorbed attention, as all of these are, to another.
+    const bool absorbed = op == Op::kDecode || op == Op::kDecodeSparse || op == Op::kPrefillSparse;
+    const std::string backend = explained(large).selected == row() && !absorbed ? "auto" : row();
     Result<Context> made = Context::create({.num_threads = 2, .affinity = {}, .backend = backend, .device = device()});
     ASSERT_TRUE(made.ok()) << made.status().message();
     context_.emplace(std::move(made).value());

@@ -247,6 +247,7 @@ Problem problem_of(const DecodeSpec& spec) {
           .d_qk = spec.cache.d_qk,
           .d_v = spec.cache.d_v,
           .q_len = std::max<int64_t>(q_len, 1),
+          .num_requests = spec.batch_invariant ? 0 : spec.batch_size(),
           .compute = spec.options.compute};
 }
 

@@ -21,8 +21,8 @@ namespace mla::cli {
 namespace {
 
 struct ExplainOptions {
-  std::string op, model, tp, cache, q_dtype, head_dims, d_qk, d_v, q_len, listed_keys, compute, indexer_format,
-      logits_dtype, device, backend;
+  std::string op, model, tp, cache, q_dtype, head_dims, d_qk, d_v, q_len, listed_keys, num_requests, compute,
+      indexer_format, logits_dtype, device, backend;
   RenamedOption heads;
   bool estimate = false;
   std::string batch, keys;
@@ -52,6 +52,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
     throw UsageError("--q-len: {} is judged alike for any number of queries", name(op));
   if (!options.listed_keys.empty() && op != Op::kDecodeSparse && op != Op::kPrefillSparse)
     throw UsageError("--listed-keys: {} has no lists of keys", name(op));
+  if (!options.num_requests.empty() && op != Op::kDecode)
+    throw UsageError("--num-requests: {} is judged alike for any number of requests", name(op));
   if (!options.compute.empty() && !chooses_compute(op))
     throw UsageError("--compute: {} leaves no choice of its arithmetic", name(op));
   if (!options.indexer_format.empty() && !is_indexer(op))
@@ -73,6 +75,8 @@ Problem problem_of(const ExplainOptions& options, const std::string& device) {
   if (!options.q_len.empty()) problem.q_len = parse_int("--q-len", options.q_len, 1, 65536);
   if (!options.listed_keys.empty())
     problem.listed_keys = parse_int("--listed-keys", options.listed_keys, 1, int64_t{1} << 40);
+  if (!options.num_requests.empty())
+    problem.num_requests = parse_int("--num-requests", options.num_requests, 1, int64_t{1} << 40);
   if (!options.compute.empty()) problem.compute = parse_compute("--compute", options.compute);
   if (!options.indexer_format.empty())
     problem.indexer_format = parse_indexer("--indexer-format", options.indexer_format);
@@ -178,6 +182,7 @@ int explain_problem(const ExplainOptions& options) {
                    {"heads", problem.num_heads},
                    {"q_len", problem.q_len},
                    {"listed_keys", problem.listed_keys},
+                   {"num_requests", problem.num_requests},
                    {"compute", name(problem.compute)},
                    {"indexer_format", name(problem.indexer_format)},
                    {"logits_dtype", name(problem.logits_dtype)},
@@ -211,9 +216,10 @@ int explain(const ExplainOptions& options) {
        {std::pair("--q-dtype", &options.q_dtype), std::pair(options.heads.where().c_str(), &options.heads.text()),
         std::pair("--head-dims", &options.head_dims), std::pair("--d-qk", &options.d_qk),
         std::pair("--d-v", &options.d_v), std::pair("--q-len", &options.q_len),
-        std::pair("--listed-keys", &options.listed_keys), std::pair("--compute", &options.compute),
-        std::pair("--indexer-format", &options.indexer_format), std::pair("--logits-dtype", &options.logits_dtype),
-        std::pair("--batch", &options.batch), std::pair("--keys", &options.keys)})
+        std::pair("--listed-keys", &options.listed_keys), std::pair("--num-requests", &options.num_requests),
+        std::pair("--compute", &options.compute), std::pair("--indexer-format", &options.indexer_format),
+        std::pair("--logits-dtype", &options.logits_dtype), std::pair("--batch", &options.batch),
+        std::pair("--keys", &options.keys)})
     if (!text->empty()) throw UsageError("{}: describes one operation of the model; expected --op too", option);
   if (options.estimate) throw UsageError("--estimate: times are those of one operation; expected --op too");
   return explain_model({.model = options.model,
@@ -246,6 +252,7 @@ Action add_explain(CLI::App& app) {
   command->add_option(
       "--listed-keys", options->listed_keys,
       "decode_sparse, prefill_sparse: query tokens times the entries of a token's lists (default many)");
+  command->add_option("--num-requests", options->num_requests, "decode: requests (default many)");
   command->add_option(
       "--compute", options->compute,
       "decode, decode_sparse, prefill: default, or fp8 for products of e4m3; indexer_logits, indexer_top_k: default, "

@@ -9,11 +9,16 @@
 namespace mla::cli {
 namespace {
 
-// The arithmetic, where it is not the usual one.
 std::string listed_keys_of(const Problem& problem) {
   return problem.listed_keys > 0 ? fmt::format(", {} listed keys", problem.listed_keys) : std::string();
 }
 
+std::string requests_of(const Problem& problem) {
+  if (problem.num_requests == 0) return {};
+  return fmt::format(", {} request{}", problem.num_requests, problem.num_requests == 1 ? "" : "s");
+}
+
+// The arithmetic, where it is not the usual one.
 std::string compute_of(const Problem& problem) {
   return problem.compute != Compute::kDefault ? fmt::format(", compute {}", name(problem.compute)) : "";
 }
@@ -91,9 +96,9 @@ std::string describe(const Problem& problem) {
   switch (problem.op) {
     case Op::kDecode:
     case Op::kDecodeSparse:
-      return fmt::format("{}, queries {}{}, {} heads, head dims {}/{}{}{}", caches_of(problem), type,
+      return fmt::format("{}, queries {}{}, {} heads, head dims {}/{}{}{}{}", caches_of(problem), type,
                          problem.q_len > 1 ? fmt::format(", {} per request", problem.q_len) : "", problem.num_heads,
-                         problem.d_qk, problem.d_v, listed_keys_of(problem), compute_of(problem));
+                         problem.d_qk, problem.d_v, listed_keys_of(problem), requests_of(problem), compute_of(problem));
     case Op::kPrefill:
       return fmt::format("q, k and v {}, {} heads, head dims {}/{}{}", type, problem.num_heads, problem.d_qk,
                          problem.d_v, compute_of(problem));

@@ -180,10 +180,10 @@ TEST(Sm90, SaysOfItselfWhatItLeaves) {
   for (const BackendInfo& backend : backends())
     if (backend.name == "cuda_sm90") {
       EXPECT_EQ(backend.archs, std::vector<int32_t>{90});
-      EXPECT_EQ(
-          backend.leaves,
-          "attention with up to 16 query rows a request, exact indexers of up to 32 heads, and sparse attention with "
-          "up to 163840 pairs of a query row and a quantized key");
+      EXPECT_EQ(backend.leaves,
+                "requests of up to 16 query rows, or 32 over few 16-bit keys, exact indexers of up to 32 heads, and up "
+                "to 163840 "
+                "pairs of a query row and a listed, quantized key");
     }
 }
 
@@ -251,16 +251,20 @@ TEST(Sm90, PlansFollowTheQueryTokensOfTheBatch) {
     bool batch_invariant;
     int64_t q_len;
     const char* backend;
-  } cases[] = {{1, 1, 16, false, 1, "cuda_bulk"}, {1, 1, 17, false, 1, "cuda_sm90"}, {1, 2, 16, false, 2, "cuda_sm90"},
-               {4, 4, 16, false, 1, "cuda_bulk"}, {4, 5, 16, false, 2, "cuda_sm90"},  // rounded up
-               {4, 5, 8, false, 2, "cuda_bulk"},  {4, 9, 8, false, 3, "cuda_sm90"},  {4, 9, 8, true, 1, "cuda_bulk"},
-               {4, 9, 32, true, 1, "cuda_sm90"},  {3, 0, 16, false, 1, "cuda_bulk"}, {3, 2, 17, false, 1, "cuda_sm90"}};
+  } cases[] = {{1, 1, 32, false, 1, "cuda_bulk"},   {1, 1, 33, false, 1, "cuda_sm90"},
+               {1, 2, 16, false, 2, "cuda_bulk"},   {1, 2, 17, false, 2, "cuda_sm90"},
+               {4, 4, 32, false, 1, "cuda_bulk"},   {4, 5, 17, false, 2, "cuda_sm90"},  // rounded up
+               {4, 9, 8, false, 3, "cuda_bulk"},    {4, 9, 11, false, 3, "cuda_sm90"},
+               {32, 32, 17, false, 1, "cuda_bulk"}, {33, 33, 17, false, 1, "cuda_sm90"},
+               {33, 33, 16, false, 1, "cuda_bulk"}, {3, 0, 16, false, 1, "cuda_bulk"},
+               {4, 9, 16, true, 1, "cuda_bulk"},    {4, 9, 17, true, 1, "cuda_sm90"}};
   for (const auto& c : cases) {
     MLA_TRACE(std::to_string(c.tokens) + " tokens, " + std::to_string(c.requests) + " requests");
     const DecodeOf problem(c.requests, c.tokens, c.heads, c.batch_invariant);
     Problem asked = on_sm90(Op::kDecode);
     asked.num_heads = c.heads;
     asked.q_len = c.q_len;
+    asked.num_requests = c.batch_invariant ? 0 : c.requests;
     EXPECT_EQ(explain(asked, "auto").selected, c.backend);
     EXPECT_EQ(problem.planned_for(context), c.backend);
   }
@@ -268,7 +272,7 @@ TEST(Sm90, PlansFollowTheQueryTokensOfTheBatch) {
 
 TEST(Sm90, IsForcedByNameAndLeftByTheNameOfTheOther) {
   if (!emulates_sm90()) GTEST_SKIP() << "this build does not emulate sm90";
-  const DecodeOf many(1, 1, 32, false), few(1, 1, 8, false);
+  const DecodeOf many(1, 1, 33, false), few(1, 1, 8, false);
   const auto context_of = [](const char* backend) {
     const BackendVariable set(backend);
     return Context::create({.num_threads = 1, .device = "emulated:sm90"}).value();

@@ -83,6 +83,7 @@ TEST(Cli, BadArgumentsAreOneLineAndStatusTwo) {
   expect_refusal("explain --q-len 0", {"--q-len", "at least 1"});
   expect_refusal("explain --op prefill --q-len 2", {"--q-len", "prefill"});
   expect_refusal("explain --op decode --listed-keys 2", {"--listed-keys", "decode has no lists"});
+  expect_refusal("explain --op prefill --num-requests 2", {"--num-requests", "prefill is judged alike"});
   expect_refusal("explain --op prefill_sparse --compute fp8", {"--compute", "prefill_sparse"});
   expect_refusal("explain --compute fp4", {"--compute", "default, fp8, exact", "fp4"});
   expect_refusal("check --op frob", {"--op", "frob"});

@@ -55,10 +55,34 @@ Reason absorbed_refusal(const Problem& problem) {
 /// instead of 19.0, 21.7 (H100, 2026-11-26).
 constexpr int64_t kFewPairs = 256 * 640;
 
+/// Of 17 to 32 query rows of a request half of a product is padding, and cuda_bulk's blocks of 32 rows read keys
+/// faster. With up to this many requests of decode that is worth more than the energy which its products cost. 32
+/// heads, one request of 1k, 32k and 128k keys, 16 of 1k, 4k and 32k, 32 of 1k, 2k and
+/// 8k: 10.4, 25.4, 51.9, 17.6, 30.9, 152, 21.6, 30.7, 85 us instead of 12.7, 27.1, 54.0, 19.6, 33.2, 161, 24.0, 33.3,
+/// 88; 128 of 8k: 300 instead of 296, and under the power limit 358 instead of 318, 32 of 8k 94.5 instead of 90.3
+/// (H200, 2026-12-01; docs/notebook/2026-12-01-32-rows.md).
+constexpr int64_t kFewRequests = 32;
+/// With up to this many listed keys the same holds. 2,048 keys of 1, 4, 16 and 64 tokens: 12.1, 15.3, 21.3, 46.8 us
+/// instead of 13.7, 16.9, 23.6, 44.4; 512 keys: 11.2, 11.4, 14.0, 26.9 instead of 12.3, 13.4, 16.6, 25.8.
+constexpr int64_t kFewKeys = 16 * 2048;
+
+bool is_middling(const Problem& problem) {
+  if (usual_query_rows(problem) > kMiddlingBlockRows) return false;
+  if (problem.op == Op::kDecode) return problem.num_requests > 0 && problem.num_requests <= kFewRequests;
+  return problem.listed_keys > 0 && problem.listed_keys <= kFewKeys;
+}
+
 Reason yields(const Problem& problem) {
   const bool sparse = problem.op == Op::kDecodeSparse || problem.op == Op::kPrefillSparse;
-  if (!sparse || problem.listed_keys == 0 || !is_quantized(kv_layout(problem.cache).nope.element)) return {};
-  if (problem.listed_keys > kFewPairs / problem.num_heads) return {};
+  if (!sparse && problem.op != Op::kDecode) return {};
+  if (!is_quantized(kv_layout(problem.cache).nope.element)) {
+    if (!is_middling(problem)) return {};
+    return Reason::format(
+        "can, but leaves up to {} query rows of up to {} requests, or of up to {} listed keys, to "
+        "others, which are faster",
+        kMiddlingBlockRows, kFewRequests, kFewKeys);
+  }
+  if (!sparse || problem.listed_keys == 0 || problem.listed_keys > kFewPairs / problem.num_heads) return {};
   return Reason::format("can, but leaves up to {} pairs of a query row and a quantized key to others, which are faster",
                         kFewPairs);
 }
@@ -79,17 +103,17 @@ Numerics numerics(const Problem& problem) {
 Backend backend();
 
 Backend backend() {
-  return {.name = "cuda_sm90",
-          .kernels = "wgmma kernels",
-          .gpus = "H100, H200",
-          .ops = kOps,
-          .refusal = refusal,
-          .numerics = numerics,
-          .yields = yields,
-          .leaves = Reason::format(
-              "attention with up to {} query rows a request, exact indexers of up to {} heads, and sparse "
-              "attention with up to {} pairs of a query row and a quantized key",
-              kSmallBlockRows, kFewHeads, kFewPairs)};
+  return {
+      .name = "cuda_sm90",
+      .kernels = "wgmma kernels",
+      .gpus = "H100, H200",
+      .ops = kOps,
+      .refusal = refusal,
+      .numerics = numerics,
+      .yields = yields,
+      .leaves = Reason::format("requests of up to {} query rows, or {} over few 16-bit keys, exact indexers of up to "
+                               "{} heads, and up to {} pairs of a query row and a listed, quantized key",
+                               kSmallBlockRows, kMiddlingBlockRows, kFewHeads, kFewPairs)};
 }
 
 }  // namespace mla::cuda::sm90
