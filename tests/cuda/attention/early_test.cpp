@@ -136,6 +136,9 @@ TEST(Early, AttentionsFirstRowsComeIntoTheCache) {
   // 16 multiprocessors have 128 keys each, of which three steps of 32 come early, nine lines a row.
   for (const bool csr : {false, true})
     EXPECT_EQ(lines_before_wait(kDecode, problem.decode(csr), 1, kAsPlanned), int64_t{16} * 96 * 9);
+  core::DecodeArgs of_32_rows = problem.decode(false);
+  of_32_rows.num_heads = 2 * kHeads;
+  EXPECT_EQ(lines_before_wait(kDecode, of_32_rows, 1, kAsPlanned), int64_t{16} * 96 * 9);
   // Of fp8_ds_mla's all 128, in steps of 64: 54 lines for eight rows of 656 bytes, 512 codes and 128 bytes behind
   // scales.
   EXPECT_EQ(lines_before_wait(kDecode, problem.decode(true, CacheFormat::kFP8DsMla), 1, kAsPlanned), 16 * 128 / 8 * 54);
