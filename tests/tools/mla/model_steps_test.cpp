@@ -90,8 +90,8 @@ TEST(ModelSteps, EveryCellRunsOrHasExactlyOneReason) {
     EXPECT_EQ(among, answer.backend.empty()) << where();
     // Nothing but a row's width can be refused on a CPU, where the reference takes the rest.
     const Op op = step.problem->op;
-    const bool on_a_cache =
-        op == Op::kAppend || op == Op::kAppendRope || op == Op::kCompress || op == Op::kGather || op == Op::kDecode || op == Op::kDecodeSparse;
+    const bool on_a_cache = op == Op::kAppend || op == Op::kAppendRope || op == Op::kCompress || op == Op::kGather ||
+                            op == Op::kDecode || op == Op::kDecodeSparse;
     if (device == "cpu") {
       EXPECT_EQ(answer.reason, on_a_cache ? width_reason(step.problem->cache, layer.d_qk()) : "") << where();
     }
@@ -142,16 +142,18 @@ kit::CacheSpec cache_of(CacheFormat format, const Problem& problem) {
   return {.format = format, .d_qk = static_cast<int32_t>(problem.d_qk), .d_v = static_cast<int32_t>(problem.d_v)};
 }
 
-/// Plans a small call of the problem, of attention; returns the backend, or an error.
+/// Plans a small call of the problem, of attention; returns the backend, or an error. Backends are chosen as for many
+/// requests or tokens, which the steps are about.
 std::string planned(const Context& context, const Problem& problem) {
+  constexpr size_t kManyRequests = 33;
   const auto heads = static_cast<int32_t>(problem.num_heads);
   switch (problem.op) {
     case Op::kDecode: {
       kit::DecodeSpec spec;
       spec.num_heads = heads;
       spec.q_dtype = spec.o_dtype = problem.q_dtype;
-      spec.q_len = {static_cast<int32_t>(problem.q_len)};
-      spec.kv_len = {9};
+      spec.q_len.assign(kManyRequests, static_cast<int32_t>(problem.q_len));
+      spec.kv_len.assign(kManyRequests, 9);
       spec.causal = problem.q_len == 1;
       spec.cache = cache_of(problem.cache, problem);
       return planned(context, kit::DecodeCase(spec));
@@ -161,7 +163,7 @@ std::string planned(const Context& context, const Problem& problem) {
       spec.num_heads = heads;
       spec.q_dtype = spec.o_dtype = problem.q_dtype;
       spec.q_len = {1};
-      spec.batch_invariant = true;  // backends are chosen as for many tokens, which the steps are about
+      spec.batch_invariant = true;
       spec.pool = {.cache = cache_of(problem.cache, problem), .num_tokens = 9, .topk = 5};
       if (problem.extra_cache)
         spec.extra_pool = {.cache = cache_of(*problem.extra_cache, problem), .num_tokens = 9, .topk = 3};
@@ -180,6 +182,7 @@ std::string planned(const Context& context, const Problem& problem) {
       kit::PrefillSparseSpec spec;
       spec.num_heads = heads;
       spec.q_dtype = spec.kv_dtype = spec.o_dtype = problem.q_dtype;
+      spec.batch_invariant = true;
       spec.num_tokens = 2;
       spec.num_keys = 9;
       spec.topk = 5;
