@@ -180,10 +180,11 @@ void test_struct_growth(const mla_context* context) {
   wanted.num_heads = 32;
   wanted.num_requests = 1;
   CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
-  CHECK(strstr(text, "cuda_sm90: yes, can, but leaves up to 32 query rows") != NULL || !strstr(text, "cuda_sm90: yes"));
+  CHECK(strstr(text, "cuda_sm90: yes, can, but leaves up to 32 query heads") != NULL ||
+        !strstr(text, "cuda_sm90: yes"));
   wanted.struct_size = offsetof(mla_problem, num_requests);
   CHECK(mla_explain(&wanted, "auto", text, sizeof text, NULL) == MLA_OK);
-  CHECK(strstr(text, "leaves up to 32 query rows") == NULL);
+  CHECK(strstr(text, "leaves up to 32 query heads") == NULL);
   wanted = mla_problem_init();
   wanted.num_heads = 0;
   memset(text, '~', sizeof text);

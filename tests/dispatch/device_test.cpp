@@ -276,24 +276,26 @@ TEST(Explain, LittleSparseWorkOverQuantizedRowsGoesToSmallBlocks) {
 }
 
 TEST(Explain, LittleWorkOf17To32RowsOver16BitRowsGoesToBlocksOf32) {
-  Problem problem{.op = Op::kDecode,
-                  .device = {DeviceType::kCuda, 0},
-                  .num_heads = 8,
-                  .gpu_arch = 90,
-                  .full_build = true,
-                  .q_len = 4};
+  Problem problem{
+      .op = Op::kDecode, .device = {DeviceType::kCuda, 0}, .num_heads = 32, .gpu_arch = 90, .full_build = true};
   EXPECT_EQ(explain(problem).selected, "cuda_sm90");  // as many requests as there may be
   problem.num_requests = 32;
   EXPECT_EQ(explain(problem).selected, "cuda_bulk");
   EXPECT_EQ(explain(problem, "cuda_sm90").selected, "cuda_sm90");
   EXPECT_THAT(reason_of(explain(problem), "cuda_sm90"),
-              HasSubstr("yes: can, but leaves up to 32 query rows of up to 32"));
+              HasSubstr("yes: can, but leaves up to 32 query heads of up to 32"));
   ++problem.num_requests;
   EXPECT_EQ(explain(problem).selected, "cuda_sm90");
   problem.num_requests = 1;
-  ++problem.num_heads;  // 36 rows
+  ++problem.num_heads;
   EXPECT_EQ(explain(problem).selected, "cuda_sm90");
-  problem.num_heads = 8;
+  problem.num_heads = 16, problem.q_len = 2;  // 32 rows, which a draft tree may mask
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+  problem.num_heads = 32, problem.q_len = 1;
+  problem.d_qk = 320, problem.d_v = 256;
+  EXPECT_EQ(explain(problem).selected, "cuda_sm90");
+  problem.d_qk = 576, problem.d_v = 512;
+  EXPECT_EQ(explain(problem).selected, "cuda_bulk");
   problem.cache = CacheFormat::kFP8DsMla;
   EXPECT_EQ(explain(problem).selected, "cuda_sm90");
 

@@ -252,9 +252,9 @@ TEST(Sm90, PlansFollowTheQueryTokensOfTheBatch) {
     int64_t q_len;
     const char* backend;
   } cases[] = {{1, 1, 32, false, 1, "cuda_bulk"},   {1, 1, 33, false, 1, "cuda_sm90"},
-               {1, 2, 16, false, 2, "cuda_bulk"},   {1, 2, 17, false, 2, "cuda_sm90"},
+               {1, 2, 8, false, 2, "cuda_bulk"},    {1, 2, 9, false, 2, "cuda_sm90"},
                {4, 4, 32, false, 1, "cuda_bulk"},   {4, 5, 17, false, 2, "cuda_sm90"},  // rounded up
-               {4, 9, 8, false, 3, "cuda_bulk"},    {4, 9, 11, false, 3, "cuda_sm90"},
+               {4, 9, 5, false, 3, "cuda_bulk"},    {4, 9, 6, false, 3, "cuda_sm90"},
                {32, 32, 17, false, 1, "cuda_bulk"}, {33, 33, 17, false, 1, "cuda_sm90"},
                {33, 33, 16, false, 1, "cuda_bulk"}, {3, 0, 16, false, 1, "cuda_bulk"},
                {4, 9, 16, true, 1, "cuda_bulk"},    {4, 9, 17, true, 1, "cuda_sm90"}};

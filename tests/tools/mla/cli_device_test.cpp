@@ -195,13 +195,13 @@ TEST_F(CliEmulated, AllRowsOfAttentionAreExplainedRunAndChecked) {
   EXPECT_EQ(json_of("run --kv-len 40 --heads 11 --q-len 3" + device)["backend"], "cuda_sm90");
   EXPECT_EQ(json_of("run --kv-len 40 --heads 11 --q-len 3 --backend cuda_portable" + device)["backend"],
             "cuda_portable");
-  // Requests of 17 to 32 query rows go where they do by their number.
-  const json a_few = json_of("explain --heads 8 --q-len 3 --num-requests 32" + device);
+  // 17 to 32 heads go where they do by the number of requests.
+  const json a_few = json_of("explain --heads 32 --num-requests 32" + device);
   EXPECT_EQ(a_few["selected"], "cuda_bulk");
   EXPECT_EQ(a_few["num_requests"], 32);
-  EXPECT_EQ(json_of("explain --heads 8 --q-len 3 --num-requests 33" + device)["selected"], "cuda_sm90");
-  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3 --batch 32" + device)["backend"], "cuda_bulk");
-  EXPECT_EQ(json_of("run --kv-len 40 --heads 8 --q-len 3 --batch 33" + device)["backend"], "cuda_sm90");
+  EXPECT_EQ(json_of("explain --heads 32 --num-requests 33" + device)["selected"], "cuda_sm90");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 24 --batch 32" + device)["backend"], "cuda_bulk");
+  EXPECT_EQ(json_of("run --kv-len 40 --heads 24 --batch 33" + device)["backend"], "cuda_sm90");
   for (const char* row : {"cuda_sm90", "cuda_bulk", "cuda_portable"}) {
     const json checked = json_of("check --cache bf16 --cases 2 --backend " + std::string(row) + device);
     EXPECT_EQ(checked["failed"], 0);

@@ -56,8 +56,8 @@ Reason absorbed_refusal(const Problem& problem) {
 constexpr int64_t kFewPairs = 256 * 640;
 
 /// Of 17 to 32 query rows of a request half of a product is padding, and cuda_bulk's blocks of 32 rows read keys
-/// faster. With up to this many requests of decode that is worth more than the energy which its products cost. 32
-/// heads, one request of 1k, 32k and 128k keys, 16 of 1k, 4k and 32k, 32 of 1k, 2k and
+/// faster. With up to this many requests of decode, one token each, that is worth more than the energy which its
+/// products cost. 32 heads, one request of 1k, 32k and 128k keys, 16 of 1k, 4k and 32k, 32 of 1k, 2k and
 /// 8k: 10.4, 25.4, 51.9, 17.6, 30.9, 152, 21.6, 30.7, 85 us instead of 12.7, 27.1, 54.0, 19.6, 33.2, 161, 24.0, 33.3,
 /// 88; 128 of 8k: 300 instead of 296, and under the power limit 358 instead of 318, 32 of 8k 94.5 instead of 90.3
 /// (H200, 2026-12-01; docs/notebook/2026-12-01-32-rows.md).
@@ -65,10 +65,15 @@ constexpr int64_t kFewRequests = 32;
 /// With up to this many listed keys the same holds. 2,048 keys of 1, 4, 16 and 64 tokens: 12.1, 15.3, 21.3, 46.8 us
 /// instead of 13.7, 16.9, 23.6, 44.4; 512 keys: 11.2, 11.4, 14.0, 26.9 instead of 12.3, 13.4, 16.6, 25.8.
 constexpr int64_t kFewKeys = 16 * 2048;
+/// It does not hold for narrower values: 320/256 channels, 8 and 32 requests of 4k keys: 17.4, 38.9 us instead of 16.5,
+/// 35.7. Nor for several tokens, which draft trees may mask: 16 heads, 2 tokens, 1, 8 and 32 requests of 4k keys: 20.4,
+/// 29.2, 54.4 us instead of 15.8, 25.0, 54.3 with a tree, 15.1, 24.9, 49.7 instead of 15.5, 24.9, 54.1 without.
+constexpr int64_t kWideValues = 512;
 
 bool is_middling(const Problem& problem) {
-  if (usual_query_rows(problem) > kMiddlingBlockRows) return false;
-  if (problem.op == Op::kDecode) return problem.num_requests > 0 && problem.num_requests <= kFewRequests;
+  if (usual_query_rows(problem) > kMiddlingBlockRows || problem.d_v != kWideValues) return false;
+  if (problem.op == Op::kDecode)
+    return problem.q_len == 1 && problem.num_requests > 0 && problem.num_requests <= kFewRequests;
   return problem.listed_keys > 0 && problem.listed_keys <= kFewKeys;
 }
 
@@ -78,7 +83,7 @@ Reason yields(const Problem& problem) {
   if (!is_quantized(kv_layout(problem.cache).nope.element)) {
     if (!is_middling(problem)) return {};
     return Reason::format(
-        "can, but leaves up to {} query rows of up to {} requests, or of up to {} listed keys, to "
+        "can, but leaves up to {} query heads of up to {} tokens, one a request, or of up to {} listed keys, to "
         "others, which are faster",
         kMiddlingBlockRows, kFewRequests, kFewKeys);
   }
