@@ -420,6 +420,32 @@ TEST_P(PrefillOnDevice, OptionsAndStrides) {
     }
 }
 
+// Blocks take the units of up to 32 heads in turns: 35 heads are two such groups.
+TEST_P(PrefillOnDevice, MoreHeadsThanTakeTurns) {
+  PrefillSpec spec;
+  spec.num_heads = 35;
+  spec.d_qk = 192;
+  spec.d_v = 128;
+  spec.q_len = {9, 0, 20};
+  spec.kv_len = {9, 7, 33};
+  expect_ok(spec);
+}
+
+// Between masked tiles, at the window's edge and on the diagonal, there are tiles that all rows see whole.
+TEST_P(PrefillOnDevice, TilesThatAllRowsSeeWhole) {
+  for (const auto& [d_qk, d_v] : kPrefillDims)
+    for (int32_t window : {-1, 420}) {
+      PrefillSpec spec;
+      spec.num_heads = 1;
+      spec.d_qk = d_qk;
+      spec.d_v = d_v;
+      spec.q_len = {70};
+      spec.kv_len = {661};
+      spec.options.window_left = window;
+      expect_ok(spec);
+    }
+}
+
 TEST_P(PrefillOnDevice, RandomProblems) {
   for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3}) {
     PrefillSpec usual;

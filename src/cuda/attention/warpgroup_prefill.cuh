@@ -17,13 +17,14 @@ namespace mla::MLA_CUDA_NAMESPACE {
 
 struct WarpgroupPrefillParams {
   core::PrefillArgs args;
-  uint32_t num_slots;   // slots for query blocks, of each head
-  uint32_t num_units;   // slots of all heads
-  uint32_t* next_unit;  // the first unit that no block has taken; null: a block computes the unit of its own number
-  bool by_boxes;        // whether k_map and v_map describe k and v, so that tiles come by tensor copies
-  bool rows_aligned;    // whether every row of q, k and v begins at a multiple of 16 bytes
-  bool o_lane_aligned;  // whether every row of o begins at a multiple of the elements that a lane stores together
-  bool o_rows_aligned;  // whether every row of o begins at a multiple of 16 bytes
+  uint32_t num_slots;       // slots for query blocks, of each head
+  uint32_t num_units;       // slots of all heads
+  uint32_t heads_together;  // heads whose slots are taken in turns
+  uint32_t* next_unit;      // the first unit that no block has taken; null: a block computes the unit of its own number
+  bool by_boxes;            // whether k_map and v_map describe k and v, so that tiles come by tensor copies
+  bool rows_aligned;        // whether every row of q, k and v begins at a multiple of 16 bytes
+  bool o_lane_aligned;      // whether every row of o begins at a multiple of the elements that a lane stores together
+  bool o_rows_aligned;      // whether every row of o begins at a multiple of 16 bytes
   cuda::TensorMap k_map, v_map;  // boxes have all keys of a tile and 128 bytes of channels
 };
 

@@ -46,16 +46,21 @@ class WarpgroupPrefillLoad : public WarpgroupPrefill<Config> {
   }
 
  private:
+  struct UnitPlace {
+    int slot, head;
+  };
+
   /// Finds the block's next unit and describes it, while the tiles of the last one are still being computed.
   MLA_DEVICE void describe(int u) const {
     const WarpgroupPrefillParams& params = this->params_;
     uint32_t number = 0;
+    UnitPlace place = {};
     QueryBlock block = {};
     do {
       number = next_number(u);
       if (number >= params.num_units) break;
-      block = find_query_block(this->args_, Config::kRows,
-                               static_cast<int>(params.num_slots - 1 - number % params.num_slots));
+      place = place_of(number);
+      block = find_query_block(this->args_, Config::kRows, place.slot);
     } while (block.rows <= 0 && params.next_unit != nullptr);
     PrefillUnit unit = {};
     if (number < params.num_units && block.rows > 0) {
@@ -64,7 +69,7 @@ class WarpgroupPrefillLoad : public WarpgroupPrefill<Config> {
               .rows = block.rows,
               .position = block.position,
               .kv_len = block.kv_len,
-              .head = static_cast<int>(number / params.num_slots),
+              .head = place.head,
               .first_tile = 0,
               .end_tile = 0};
       const KeyRange keys = {this->visible(unit, unit.position).begin,
@@ -79,6 +84,20 @@ class WarpgroupPrefillLoad : public WarpgroupPrefill<Config> {
     ptx::store_shared(this->unit_place(u) + 16,
                       ptx::Vec4{{bits(unit.kv_len), bits(unit.head), bits(unit.first_tile), bits(unit.end_tile)}});
     ptx::mbarrier_arrive(this->unit_full(u));
+  }
+
+  /// Returns the place of a unit. The last slot of some heads comes first, then the slot before it of the same heads:
+  /// longer units stand before shorter ones, so that blocks end together, and blocks that run at a time share keys.
+  /// Where heads do not divide into such groups, the smaller one comes first.
+  MLA_DEVICE UnitPlace place_of(uint32_t number) const {
+    const WarpgroupPrefillParams& params = this->params_;
+    const auto num_heads = static_cast<uint32_t>(this->args_.num_heads);
+    const uint32_t from_end = params.num_units - 1 - number;
+    const uint32_t first_head = from_end / (params.num_slots * params.heads_together) * params.heads_together;
+    const uint32_t heads =
+        num_heads - first_head < params.heads_together ? num_heads - first_head : params.heads_together;
+    const uint32_t of_group = from_end - first_head * params.num_slots;
+    return {.slot = static_cast<int>(of_group / heads), .head = static_cast<int>(first_head + of_group % heads)};
   }
 
   /// Returns the number of the block's next unit; num_units or more stands for none. Every block asks until there is
