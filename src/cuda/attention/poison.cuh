@@ -42,9 +42,12 @@ class PoisonMarks {
   uint8_t* const marks_;
 };
 
-/// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0. e4m3 has no infinity.
+/// Returns a word that has the top bits of those bytes of `e4m3` that are NaN. e4m3 has no infinity.
+MLA_DEVICE uint32_t nan_bits(uint32_t e4m3) { return ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U; }
+
+/// Returns a word whose bytes are 0xFF where those of `e4m3` are NaN, else 0.
 MLA_DEVICE uint32_t nan_bytes(uint32_t e4m3) {
-  const uint32_t top_bits = ((e4m3 & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+  const uint32_t top_bits = nan_bits(e4m3);
   return top_bits | (top_bits - (top_bits >> 7));
 }
 

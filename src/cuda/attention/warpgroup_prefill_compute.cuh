@@ -25,11 +25,13 @@ class WarpgroupPrefillCompute : public WarpgroupPrefill<Config> {
       : WarpgroupPrefill<Config>(params),
         group_(group),
         warp_row_(ptx::shuffle(ptx::warp(), 0) % WarpgroupPrefillCompute::kGroupWarps * 16),
+        by_boxes_(params.by_boxes),
         raw_scores_(needs_only_scale(params.args.options)) {}
 
  protected:
   const int group_;
   const int warp_row_;     // first row of the warp in its group
+  const bool by_boxes_;    // whether tiles come by tensor copies
   const bool raw_scores_;  // whether scores need only the scale
   int unit_ = 0;           // number of the unit being computed
   int tile_ = 0;           // number of its next tile
@@ -121,7 +123,7 @@ class WarpgroupPrefillCompute : public WarpgroupPrefill<Config> {
 
   /// Lets wgmma see what cp.async or stores of other threads have written. Tensor copies need no fence.
   MLA_DEVICE void fence_copies() const {
-    if (!this->params_.by_boxes) ptx::fence_async_proxy();
+    if (!by_boxes_) ptx::fence_async_proxy();
   }
   MLA_DEVICE void wait_for_k(int n) const {
     ptx::mbarrier_wait(this->k_full(n), this->tile_parity(n));

@@ -38,11 +38,18 @@ MLA_DEVICE void unpack(uint32_t pair, float& low, float& high) {
     ptx::unpack_f16x2(pair, low, high);
 }
 
+/// Returns a word that is not 0 if an element of the pair is infinite or NaN.
+template <DType kType>
+MLA_DEVICE uint32_t not_finite(uint32_t pair) {
+  // Where all bits of an exponent are set, adding 1 to it carries into the place of the sign, which was cleared.
+  constexpr uint32_t kExponents = kInfinityBits<kType> * 0x10001U, kOnes = 0x80008000U - kExponents;
+  return ((pair & kExponents) + kOnes) & 0x80008000U;
+}
+
 /// Returns whether both elements of the pair are finite.
 template <DType kType>
 MLA_DEVICE bool both_finite(uint32_t pair) {
-  constexpr uint32_t kLow = kInfinityBits<kType>, kHigh = kLow << 16;
-  return (pair & kLow) != kLow && (pair & kHigh) != kHigh;
+  return not_finite<kType>(pair) == 0;
 }
 
 /// Returns the pair with 0 in place of each infinite or NaN element.

@@ -10,13 +10,12 @@
 namespace mla::MLA_CUDA_NAMESPACE::sm90 {
 namespace {
 
-/// Returns the tiling of head dims: what fits shared memory, and scores that fit registers beside outputs of d_v. Tiles
-/// of 128 keys reached 647 TFLOP/s for causal 192/128, 128 heads, 8k tokens (H200, 2026-11-21). On the same day four
-/// and eight steps of Q in registers gave 608 and 597, no turns 521, and tiles of 64 keys in four stages 469.
+/// Returns the tiling of head dims: what fits shared memory, and what fits registers beside outputs of d_v. With 256
+/// outputs a loop for whole tiles spills what lies around it. docs/kernels/cuda_sm90_prefill.md has other tilings.
 constexpr PrefillTiling tiling_of(int d_qk, int d_v) {
-  if (d_v == 256) return {.keys = 64, .stages = 2, .q_steps = 0, .takes_turns = true};
-  if (d_qk == 256) return {.keys = 64, .stages = 3, .q_steps = 0, .takes_turns = true};
-  return {.keys = 128, .stages = 2, .q_steps = 0, .takes_turns = true};
+  if (d_v == 256) return {.keys = 64, .stages = 2, .q_steps = 0, .takes_turns = true, .whole_loop = false};
+  if (d_qk == 256) return {.keys = 64, .stages = 3, .q_steps = 8, .takes_turns = true, .whole_loop = true};
+  return {.keys = 128, .stages = 2, .q_steps = 4, .takes_turns = true, .whole_loop = true};
 }
 
 template <DType kType, int kDQk, int kDV>

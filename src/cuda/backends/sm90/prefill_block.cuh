@@ -13,6 +13,7 @@ struct PrefillTiling {
   int stages;        // tiles of K, and of V, in shared memory
   int q_steps;       // steps of 16 channels of Q that are multiplied from registers; the others from shared memory
   bool takes_turns;  // whether the two computing warpgroups issue their products one after the other
+  bool whole_loop;   // whether tiles of which all rows see all keys take a loop of their own
 };
 
 template <DType kType_, int kDQk_, int kDV_, PrefillTiling kTiling>
@@ -20,13 +21,13 @@ struct PrefillConfig : WarpgroupPrefillConfig {
   static constexpr DType kType = kType_;
   using Element = uint16_t;
   static constexpr int kDQk = kDQk_, kDV = kDV_;
-  // setmaxnreg gives the computing warpgroups what the load warpgroup leaves: O takes 64 registers, S 64 and P 32 (d_v
-  // 256: 128, 32 and 16), and nvcc 13.0 spills nothing in the loop. No measurement of other splits is recorded.
+  // setmaxnreg gives the computing warpgroups what the load warpgroup leaves: O takes 64 registers, S 64, P 32 and Q 16
+  // (256/128: 64, 32, 16 and 32; 256/256: 128, 32, 16 and none), and nvcc 13.0 spills nothing. With 24 and 240
+  // registers 192/128 took 5 to 20 % longer (H200, 2026-12-01).
   static constexpr int kLoadRegisters = 40, kComputeRegisters = 232;
   static constexpr int kKeys = kTiling.keys, kStages = kTiling.stages, kVStages = kStages, kQSteps = kTiling.q_steps;
-  static constexpr bool kTakesTurns = kTiling.takes_turns;
+  static constexpr bool kTakesTurns = kTiling.takes_turns, kWholeLoop = kTiling.whole_loop;
   static constexpr int kQRowBytes = kDQk * 2, kKRowBytes = kDQk * 2, kVRowBytes = kDV * 2;
-  static constexpr int kVSegments = segments(kVRowBytes);
 
   static constexpr int kQBytes = kGroupRows * kQRowBytes, kKBytes = kKeys * kKRowBytes, kVBytes = kKeys * kVRowBytes;
   static constexpr int kKBegin = kGroups * kQBytes, kVBegin = kKBegin + kStages * kKBytes;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The computing role of prefill is a warpgroup with 64 query rows, of which each warp has 16.
-//   S(n + 1) = Q K^T and O += P(n) V are issued together, and the softmax of n + 1 runs while P(n) V, and then the
-//   other warpgroup's products, keep the tensor cores busy. Masked tiles take the same way: other code for them would
-//   cost short prompts more instructions to fetch than whole tiles cost them to multiply.
+//   S(n + 1) = Q K^T and O += P(n) V are issued together. The maxima of n + 1 are found while P(n) V runs, and P(n + 1)
+//   is made while the other warpgroup's products keep the tensor cores busy.
 // P never leaves registers, because the accumulators of S have the layout of P as an operand.
 #pragma once
 
 #include <cstdint>
 #include <numbers>
+#include <type_traits>
 
 #include "cuda/attention/warpgroup_prefill_compute.cuh"
 #include "cuda/backends/sm90/prefill_block.cuh"
@@ -31,7 +31,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
 
  private:
   using Base = WarpgroupPrefillCompute<Config>;
-  using Base::group_, Base::warp_row_, Base::raw_scores_, Base::unit_, Base::tile_;
+  using Base::group_, Base::warp_row_, Base::by_boxes_, Base::raw_scores_, Base::unit_, Base::tile_;
   using Base::rows_of, Base::lane_position;
   using Base::wait_for_k, Base::wait_for_v, Base::release_k, Base::release_v, Base::wait_for_turn, Base::pass_turn;
 
@@ -111,35 +111,46 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     release_k(tile_);
     bool masked = !whole.contains(tile);
     this->shape(s[0], tile, masked, this->args_.sm_scale);
-    if (softmax(s, rows, factor)) scale_rows(o[0], factor[0]);
+    if (raise(s, rows, factor)) scale_rows(o[0], factor[0]);
+    exponentiate(s[0], scale_log2_, rows[0]);
     pack_all(s[0], p);
-    if (tile + 1 < end) wait_for_k(tile_ + 1);
 
-    MLA_NO_UNROLL
-    while (tile + 1 < end && !(masked && !all_finite(tile_))) {
+    // Turns the scores of the next tile into P, and adds the values of the one before.
+    const auto advance = [&](auto is_whole) {
       ++tile;
       const int n = ++tile_;
+      wait_for_k(n);
       wait_for_turn();
       issue_scores(s, q, n);
       wait_for_v(n - 1);
       issue_values(o, p, n - 1);
       pass_turn();
-      masked = !whole.contains(tile);
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(flat(s));
       release_k(n);
-      this->shape(s[0], tile, masked, this->args_.sm_scale);
-      const bool outgrown = softmax(s, rows, factor);
-      ptx::wgmma_hold(flat(s));
-      // The wait stands here, because ptxas 13.0 moves the exponentials behind the next wait_group unless a branch
-      // stands between. To check it again: in the loop with 20 HGMMA, MUFU.EX2 come before WARPGROUP.DEPBAR.LE gsb0,
-      // 0x0.
-      if (tile + 1 < end) wait_for_k(n + 1);
+      if constexpr (!is_whole.value) {
+        masked = !whole.contains(tile);
+        this->shape(s[0], tile, masked, this->args_.sm_scale);
+      }
+      // Maxima are found while P V runs, and P is made behind it, into the registers that it has read. ptxas 13.0 would
+      // move the maxima behind the wait, too, if no branch stood between them: raise() has one.
+      const bool outgrown = raise(s, rows, factor);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(flat(o));
       release_v(n - 1);
       if (outgrown) scale_rows(o[0], factor[0]);
+      exponentiate(s[0], scale_log2_, rows[0]);
       pack_all(s[0], p);
+    };
+    MLA_NO_UNROLL
+    for (;;) {
+      // Most tiles take a loop of their own, which jumps over nothing.
+      if (Config::kWholeLoop && raw_scores_ && by_boxes_ && !masked) {
+        MLA_NO_UNROLL
+        while (tile + 1 < whole.end) advance(std::true_type());
+      }
+      if (tile + 1 >= end || (masked && !all_finite(tile_))) break;
+      advance(std::false_type());
     }
     // A probability of 0 does not silence a value that is infinite or NaN.
     if (masked && !all_finite(tile_)) {
@@ -157,15 +168,12 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     ++tile_;
   }
 
-  /// Turns scores into P and takes them into `rows`. Returns whether a maximum was raised, so that the outputs so far
+  /// Takes the largest scores of a tile into `rows`. Returns whether a maximum was raised, so that the outputs so far
   /// must be multiplied by `factor`.
-  template <int kColTiles>
-  MLA_DEVICE bool softmax(float (&s)[1][kColTiles][4], SoftmaxRows (&rows)[1], float (&factor)[1][2]) const {
+  MLA_DEVICE bool raise(const Scores& s, SoftmaxRows (&rows)[1], float (&factor)[1][2]) const {
     float largest[1][2];
     row_max(s[0], largest[0]);
-    const bool outgrown = raise_rows(largest, scale_log2_, rows, factor);
-    exponentiate(s[0], scale_log2_, rows[0]);
-    return outgrown;
+    return raise_rows(largest, scale_log2_, rows, factor);
   }
 
   template <int kColTiles>
@@ -179,18 +187,26 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     return this->v_tile(n) + static_cast<uint32_t>((piece * Config::kKeys + first) * kSegmentBytes);
   }
 
-  /// Returns whether all values of tile n are finite. All warps of the group call it, and each looks at 16 of 64 keys.
+  /// Returns whether all values of tile n are finite. All warps of the group call it, and each looks at a fourth of
+  /// them.
   MLA_DEVICE bool all_finite(int n) {
+    constexpr int kWarpBytes = Config::kVBytes / Base::kGroupWarps, kAtOnce = 8;
+    static_assert(kWarpBytes % (kAtOnce * kWarpSize * kChunkBytes) == 0);
     wait_for_v(n);
-    bool found = false;
-    for (int first = warp_row_; first < Config::kKeys; first += 64)
-      for (int piece = 0; piece < Config::kVSegments; ++piece)
-        for (int i = ptx::lane() * kChunkBytes; i < 16 * kSegmentBytes; i += kWarpSize * kChunkBytes) {
-          const auto elements = ptx::load_shared<ptx::Vec4>(v_piece(n, piece, first) + static_cast<uint32_t>(i));
-          MLA_UNROLL
-          for (uint32_t pair : elements.x) found |= !both_finite<kType>(pair);
-        }
-    return !this->any_warp(found);
+    const ptx::SharedAddress values =
+        this->v_tile(n) + static_cast<uint32_t>(warp_row_ / 16 * kWarpBytes + ptx::lane() * kChunkBytes);
+    uint32_t found = 0;
+    MLA_NO_UNROLL
+    for (int first = 0; first < kWarpBytes; first += kAtOnce * kWarpSize * kChunkBytes) {
+      ptx::Vec4 elements[kAtOnce];
+      MLA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i)
+        elements[i] = ptx::load_shared<ptx::Vec4>(values + static_cast<uint32_t>(first + i * kWarpSize * kChunkBytes));
+      MLA_UNROLL
+      for (const ptx::Vec4& eight : elements) MLA_UNROLL
+      for (uint32_t pair : eight.x) found |= not_finite<kType>(pair);
+    }
+    return !this->any_warp(found != 0);
   }
 
   /// Adds p v to o, where infinite and NaN values count as 0.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <type_traits>
 
 #include "cuda/attention/e4m3_prefill.cuh"
 #include "cuda/attention/poison.cuh"
@@ -161,8 +162,8 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     softmax(s, rows, o, p, units);
     if (tile + 1 < end) wait_for_k(tile_ + 1);
 
-    MLA_NO_UNROLL
-    while (tile + 1 < end && !(masked && any_nan(tile_))) {
+    // Turns the scores of the next tile into P, and adds the values of the one before.
+    const auto advance = [&](auto is_whole) {
       ++tile;
       const int n = ++tile_;
       wait_for_turn();
@@ -170,18 +171,18 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
         Scores rest;
         multiply_qk(s, rest, n);
         wait_for_v(n - 1);
-        masked = !whole.contains(tile);
+        if constexpr (!is_whole.value) masked = !whole.contains(tile);
         finish_scores(s, rest);
       }
       release_k(n);
-      this->shape(s[0], tile, masked, e4m3_score_scale(this->args_));
+      if constexpr (!is_whole.value) this->shape(s[0], tile, masked, e4m3_score_scale(this->args_));
       Products products;
       issue_piece(products, p, n - 1, 0);
       pass_turn();
       float largest[1][2];
       lane_max(s, largest[0]);
-      // The wait stands here for the reason that cuda_sm90's prefill_compute.cuh gives: without a branch ptxas 13.0
-      // moves the maxima behind the next wait_group.
+      // The wait stands here because ptxas 13.0 moves the maxima behind the next wait_group unless a branch stands
+      // between.
       if (tile + 1 < end) wait_for_k(n + 1);
       add_piece<0>(o, products, p, units, n - 1);
       MLA_UNROLL
@@ -195,6 +196,16 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
       raise(largest, rows, o, units);
       exponentiate_in_units(s[0], units, scale_log2_, rows[0]);
       pack_e4m3_p(s[0], p);
+    };
+    MLA_NO_UNROLL
+    for (;;) {
+      // Most tiles take a loop of their own, which jumps over nothing.
+      if (this->raw_scores_ && !masked) {
+        MLA_NO_UNROLL
+        while (tile + 1 < whole.end) advance(std::true_type());
+      }
+      if (tile + 1 >= end || (masked && any_nan(tile_))) break;
+      advance(std::false_type());
     }
     // A probability of 0 does not silence a value that is NaN.
     if (masked && any_nan(tile_)) {
@@ -241,7 +252,7 @@ class PrefillComputeRole : WarpgroupPrefillCompute<Config> {
     for (int i = ptx::lane() * kChunkBytes; i < kWarpBytes; i += kWarpSize * kChunkBytes) {
       const auto elements = ptx::load_shared<ptx::Vec4>(values + static_cast<uint32_t>(i));
       MLA_UNROLL
-      for (uint32_t four : elements.x) found |= nan_bytes(four);
+      for (uint32_t four : elements.x) found |= nan_bits(four);
     }
     return this->any_warp(found != 0);
   }
