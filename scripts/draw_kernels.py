@@ -154,8 +154,8 @@ def cuda_sm90_prefill_block() -> Picture:
     y = rows["two"] + 50
     one.arrow([(x0 + 0.6 * unit, rows["load"]), (x0 + 0.6 * unit, y), (x0 + 6.2 * unit, y),
                (x0 + 6.2 * unit, rows["two"] + 36)], "k_full(2)", (x0 + 4.6 * unit, y + 14))  # fmt: skip
-    one.text(12, 302, "P stays in registers: the accumulators of S have the layout of the first operand of P V. Masked "
-             "tiles take a slower path, 64 keys at a time.", "small muted")  # fmt: skip
+    one.text(12, 302, "P stays in registers: the accumulators of S have the layout of the first operand of P V. Tiles "
+             "that all rows see whole take a loop of their own.", "small muted")  # fmt: skip
     return one
 
 

@@ -2,9 +2,9 @@
 // This kernel computes up-projected prefill of bf16 and f16 by wgmma: S = Q K^T, softmax over the keys that each row
 // sees, O = P V.
 //
-// Grid: persistent. A unit of work is 128 query rows of a head. Its number is head * slots + slot; there are T / 128 +
-// B slots for query blocks, since a unit finds its request by bisection and surplus slots are skipped, and the longest
-// rows of a request come first. Blocks take units from a counter.
+// Grid: persistent. A unit of work is 128 query rows of a head. Each head has T / 128 + B slots for query blocks, since
+// a unit finds its request by bisection and surplus slots are skipped. Blocks take units from a counter, those of a few
+// heads in turns, of which the longest rows of a request come first (WarpgroupPrefillLoad::place_of()).
 //   warpgroup 0     load: describes units, loads tiles of K and V (tensor copies, or cp.async where there are none)
 //   warpgroups 1, 2 compute: S, softmax and O of 64 rows each; they take turns, so that one multiplies while the other
 //                   exponentiates
