@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/args.h"
+#include "cuda/attention/prefill_launch.h"
 #include "cuda/ptx/ptx.h"
 #include "cuda/tile/finish.cuh"
 #include "cuda/tile/mask.cuh"
@@ -17,20 +18,15 @@
 
 namespace mla::MLA_CUDA_NAMESPACE {
 
-/// Holds what kernels of prefill are called with.
-struct PrefillParams {
-  core::PrefillArgs args;
-  bool rows_aligned;  // whether every row of q, k and v begins at a multiple of 16 bytes
-  bool o_aligned;     // whether every row of o begins at a multiple of what a lane stores together
-};
-
-/// Calls f(block, head) for the rows that the block of threads has, if it has any. Grid: x = num_query_blocks(), the
-/// longest rows of a request first; y, z = heads.
+/// Calls f(block, head) for the rows that the block of threads has, if it has any. Grid: y = groups of heads; x =
+/// num_query_blocks() times the heads of a group, which take turns, the longest rows of a request first. Blocks begin
+/// in the order of their numbers, so a group with fewer heads stands first, as all others are whole.
 template <int kRows, class F>
-MLA_DEVICE void with_query_block(const core::PrefillArgs& args, const F& f) {
-  const int head = ptx::block_index_z() * kMaxGridY + ptx::block_index_y();
-  if (head >= args.num_heads) return;
-  const QueryBlock block = find_query_block(args, kRows, ptx::grid_size_x() - 1 - ptx::block_index_x());
+MLA_DEVICE void with_query_block(const PrefillParams& params, const F& f) {
+  const int x = ptx::grid_size_x() - 1 - ptx::block_index_x(), y = ptx::grid_size_y() - 1 - ptx::block_index_y();
+  const int head = y << params.heads_log2 | (x & ((1 << params.heads_log2) - 1));
+  if (head >= params.args.num_heads) return;
+  const QueryBlock block = find_query_block(params.args, kRows, x >> params.heads_log2);
   if (block.rows > 0) f(block, head);
 }
 

@@ -61,19 +61,6 @@ inline cuda::RowTensor prefill_rows(const core::PrefillArgs& args, const void* b
           .box_rows = box_rows};
 }
 
-/// Returns how many heads' slots blocks take in turns, a power of two: as many as keep the keys and values of a request
-/// of average length within 24 MB, of the 50 that the second-level cache has, and 2 to 32. With one head at a time,
-/// the longest unit of the last one began when other blocks were nearly done: 16 heads of 8k took 1.13 times as long
-/// (H200, 2026-12-01); with too many, keys are read again from memory.
-inline uint32_t heads_together(const core::PrefillArgs& args) {
-  constexpr int64_t kBytesTogether = 24'000'000;
-  const int64_t bytes =
-      args.num_keys / args.batch_size * (args.d_qk + args.d_v) * static_cast<int64_t>(size_of(args.dtype));
-  uint32_t heads = 2;
-  while (heads < 32 && 2 * heads * bytes <= kBytesTogether) heads *= 2;
-  return heads;
-}
-
 /// Runs a kernel, whose lanes store `lane_elements` of o together.
 template <class Kernel>
 Status run_warpgroup_prefill(const core::PrefillArgs& args, cuda::Queue& queue, std::span<std::byte> workspace,
@@ -85,7 +72,7 @@ Status run_warpgroup_prefill(const core::PrefillArgs& args, cuda::Queue& queue, 
   WarpgroupPrefillParams params = {.args = args,
                                    .num_slots = num_slots,
                                    .num_units = num_units,
-                                   .heads_together = heads_together(args),
+                                   .heads_together = 1U << heads_log2(args, queue.device()),
                                    .next_unit = reinterpret_cast<uint32_t*>(workspace.data()),
                                    .by_boxes = false,
                                    .rows_aligned = inputs_are_aligned(args),

@@ -13,6 +13,7 @@ struct DeviceProperties {
   int32_t arch = 0;     ///< of the GPU: 80, 103
   int32_t num_sms = 0;  ///< number of streaming multiprocessors
   int32_t shared_bytes_per_block = 0;
+  int64_t l2_bytes = 0;  ///< second-level cache
 };
 
 struct LaunchShape {

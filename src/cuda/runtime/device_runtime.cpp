@@ -10,7 +10,10 @@ namespace mla::cuda {
 DeviceRuntime::DeviceRuntime(std::string name, GpuInfo info, Code code)
     : name_(std::move(name)),
       info_(std::move(info)),
-      properties_{.arch = info_.arch, .num_sms = info_.num_sms, .shared_bytes_per_block = info_.shared_bytes_per_block},
+      properties_{.arch = info_.arch,
+                  .num_sms = info_.num_sms,
+                  .shared_bytes_per_block = info_.shared_bytes_per_block,
+                  .l2_bytes = info_.l2_bytes},
       code_(code) {}
 
 Status check_launch(const KernelEntry& kernel, const LaunchShape& shape, const DeviceProperties& device) {

@@ -18,10 +18,8 @@ constexpr PrefillTiling tiling_of(int d_qk, int d_v) {
 template <int kDQk, int kDV>
 Status run_widths(const core::PrefillArgs& args, cuda::Queue& queue) {
   using Kernel = PrefillKernel<kDQk, kDV, tiling_of(kDQk, kDV)>;
-  const PrefillParams params = {
-      .args = args, .rows_aligned = inputs_are_aligned(args), .o_aligned = outputs_are_aligned(args, 4)};
-  const int num_blocks = num_query_blocks(args.num_tokens, args.batch_size, Kernel::kRows);
-  return launch<Kernel>(queue, shape_for_heads(num_blocks, args.num_heads, Kernel::kSharedBytes), params);
+  const PrefillParams params = prefill_params(args, queue.device(), 4);
+  return launch<Kernel>(queue, prefill_shape(params, Kernel::kRows, Kernel::kSharedBytes), params);
 }
 
 size_t workspace_size(const core::PrefillArgs&, const cuda::DeviceProperties&) { return 0; }

@@ -74,7 +74,7 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kDQk, kDV, kTiling>, kTiling.ro
                 kStages >= 2);
 
   static MLA_DEVICE void run(const Params& params) {
-    with_query_block<kRows>(params.args,
+    with_query_block<kRows>(params,
                             [&](const QueryBlock& block, int head) { PrefillKernel(params, block, head).attend(); });
   }
 

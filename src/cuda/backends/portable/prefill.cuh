@@ -2,11 +2,11 @@
 // This kernel computes up-projected prefill of bf16 and f16 by mma.sync m16n8k16: S = Q K^T, softmax over the keys that
 // each row sees, O = P V. A block computes kRows query rows of a head.
 //
-// Grid: x = T / kRows + B slots for query blocks, since a block finds its request by bisection and surplus blocks exit;
-// the longest rows of a request come first; y, z = heads. Each of a group's kTiling.warps warps has 16 * row_tiles rows
-// of Q and O. P never leaves registers, because the accumulators of S have the layout of P as an operand. Two groups
-// have the same rows: the one has the even tiles of keys, the other the odd ones, each in its own memory and at its own
-// pace, and at the end the first takes over the second's outputs.
+// Grid: see with_query_block(). There are T / kRows + B slots for query blocks, since a block finds its request by
+// bisection and surplus blocks exit. Each of a group's kTiling.warps warps has 16 * row_tiles rows of Q and O. P never
+// leaves registers, because the accumulators of S have the layout of P as an operand. Two groups have the same rows:
+// the one has the even tiles of keys, the other the odd ones, each in its own memory and at its own pace, and at the
+// end the first takes over the second's outputs.
 // Shared memory (swizzled tiles): Q [kRows, d_qk] | for each group K [keys, d_qk] | V [keys, d_v], 2 bytes each, and
 // WarpRows [warps]. Segments of 64 channels of Q that stay in registers come by way of the place of K and V, and have
 // no other.
@@ -80,7 +80,7 @@ class PrefillKernel : PrefillBlock<PrefillKernel<kType, kDQk, kDV, kTiling>, kTi
   static_assert(kGroups == 1 || kGroups == 2);
 
   static MLA_DEVICE void run(const Params& params) {
-    with_query_block<kRows>(params.args, [&](const QueryBlock& block, int head) {
+    with_query_block<kRows>(params, [&](const QueryBlock& block, int head) {
       PrefillKernel(params, block, head, kGroups == 1 ? 0 : ptx::shuffle(ptx::warp(), 0) / kTiling.warps).attend();
     });
   }
